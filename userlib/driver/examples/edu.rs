@@ -17,7 +17,7 @@ use nicforge_driver::{Bar, Deadline, Device, DmaBuffer, Error, HugePages, Interr
 const VENDOR: u16 = 0x1234;
 const DEVICE: u16 = 0x11e8;
 
-// The card's registers of 32 bits, in BAR 0.
+// Offsets of the card's 32-bit registers in BAR 0.
 const IDENTIFICATION: u64 = 0x00;
 const LIVENESS: u64 = 0x04;
 const FACTORIAL: u64 = 0x08;
@@ -25,7 +25,7 @@ const STATUS: u64 = 0x20;
 const INTERRUPT_STATUS: u64 = 0x24;
 const INTERRUPT_RAISE: u64 = 0x60;
 const INTERRUPT_ACKNOWLEDGE: u64 = 0x64;
-// The DMA engine's registers of 64 bits, in BAR 0.
+// Offsets of the DMA engine's 64-bit registers in BAR 0.
 const DMA_SOURCE: u64 = 0x80;
 const DMA_DESTINATION: u64 = 0x88;
 const DMA_COUNT: u64 = 0x90;
@@ -33,19 +33,23 @@ const DMA_COMMAND: u64 = 0x98;
 
 /// The last byte of the identification: "edu" in hexadecimal digits.
 const EDU: u32 = 0xed;
-/// Bits of the status register: a factorial is being computed; interrupt when it is done.
+/// Bit of the status register: a factorial is being computed.
 const COMPUTING: u32 = 0x01;
+/// Bit of the status register: the card interrupts when the factorial is computed.
 const INTERRUPT_WHEN_COMPUTED: u32 = 0x80;
-/// Bits of the DMA command: start; from the card to memory; interrupt with status [`COPIED`] when
-/// done.
+/// Bit of the DMA command: start.
 const START: u64 = 0x1;
+/// Bit of the DMA command: copy from the card to memory.
 const TO_MEMORY: u64 = 0x2;
+/// Bit of the DMA command: interrupt when done.
 const INTERRUPT_WHEN_COPIED: u64 = 0x4;
+/// Bit of the interrupt status: a DMA command is done.
 const COPIED: u32 = 0x100;
 /// Bit of the interrupt status: a factorial was computed.
 const COMPUTED: u32 = 0x1;
 /// The address of the card's own memory for its DMA engine.
 const OWN_MEMORY: u64 = 0x4_0000;
+/// Bytes of that memory.
 const OWN_MEMORY_SIZE: u64 = 4096;
 
 /// An open card.
@@ -55,11 +59,13 @@ struct Edu {
     interrupt: Interrupt,
 }
 
+/// Returns the deadline of a wait for the card that begins now.
 fn deadline() -> Deadline {
     Deadline::after(Duration::from_secs(10))
 }
 
 impl Edu {
+    /// Checks that the device is an edu card, and binds its interrupt.
     fn open(device: Device) -> Result<Self, Error> {
         let identity = device.identity();
         let registers = device.bar(0)?;
@@ -93,6 +99,7 @@ impl Edu {
         }
     }
 
+    /// Has the card compute a factorial, and waits for the result.
     fn factorial(&self, number: u32) -> Result<u32, Error> {
         self.registers.write32(STATUS, INTERRUPT_WHEN_COMPUTED)?;
         self.registers.write32(FACTORIAL, number)?;
@@ -148,8 +155,10 @@ fn run() -> Result<(), Error> {
     println!("alive: {}", edu.is_alive()?);
     println!("10! = {}", edu.factorial(10)?);
 
-    edu.registers.write32(INTERRUPT_RAISE, 0x5000)?;
-    edu.wait_for(0x5000)?;
+    // The card interrupts with the causes that are written to this register.
+    const CAUSES: u32 = 0x5000;
+    edu.registers.write32(INTERRUPT_RAISE, CAUSES)?;
+    edu.wait_for(CAUSES)?;
     println!("interrupted as asked");
 
     let buffer = edu.device.dma_buffer(2 * OWN_MEMORY_SIZE as usize, HugePages::Never)?;

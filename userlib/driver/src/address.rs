@@ -34,6 +34,7 @@ impl FromStr for PciAddress {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
+        // The parts are split off from the end, because the domain may be missing.
         let parse = || {
             let (rest, function) = text.rsplit_once('.')?;
             let mut parts = rest.rsplit(':');
@@ -49,6 +50,7 @@ impl FromStr for PciAddress {
     }
 }
 
+/// Parses a hexadecimal number of at most `maximum` digits.
 fn hex(digits: &str, maximum: usize) -> Option<u32> {
     let is_valid =
         !digits.is_empty() && digits.len() <= maximum && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -68,7 +70,9 @@ pub enum DeviceAddress {
     Shim(PathBuf),
 }
 
+/// The text in front of the first colon of an address of kind [`DeviceAddress::Vfio`].
 const VFIO: &[u8] = b"vfio";
+/// The text in front of the first colon of an address of kind [`DeviceAddress::Shim`].
 const SHIM: &[u8] = b"shim";
 
 impl DeviceAddress {
@@ -81,7 +85,7 @@ impl DeviceAddress {
         let invalid =
             || Error::Open { device: text.to_string_lossy().into_owned(), problem: OpenProblem::Address };
 
-        match split(text.as_bytes()) {
+        match split_at_colon(text.as_bytes()) {
             (b"", _) => Err(invalid()),
             (VFIO, Some(rest)) => str::from_utf8(rest).map_err(|_| invalid())?.parse().map(Self::Vfio),
             (SHIM, Some(rest)) if !rest.is_empty() => Ok(Self::Shim(path(rest))),
@@ -99,20 +103,21 @@ impl DeviceAddress {
         let mut rest = Some(list.as_ref().as_bytes());
 
         while let Some(text) = rest {
-            let (word, behind) = split(text);
+            let (kind, after_kind) = split_at_colon(text);
 
-            // An address contains colons of its own, which do not separate entries.
-            let end = |text| split(text).0.len();
-            let more = match (word, behind) {
-                (VFIO, Some(behind)) => {
-                    let point = behind.iter().position(|&byte| byte == b'.').unwrap_or(behind.len());
-                    1 + point + end(&behind[point..])
+            // An address contains colons of its own, which do not separate entries: one after its
+            // kind, and those of a PCI address, which are all in front of its point.
+            let length_to_colon = |text| split_at_colon(text).0.len();
+            let length_after_kind = match (kind, after_kind) {
+                (VFIO, Some(pci)) => {
+                    let point = pci.iter().position(|&byte| byte == b'.').unwrap_or(pci.len());
+                    1 + point + length_to_colon(&pci[point..])
                 }
-                (SHIM, Some(behind)) => 1 + end(behind),
+                (SHIM, Some(path)) => 1 + length_to_colon(path),
                 _ => 0,
             };
 
-            let (address, remaining) = text.split_at(word.len() + more);
+            let (address, remaining) = text.split_at(kind.len() + length_after_kind);
             if !address.is_empty() {
                 found.push(Self::parse(OsStr::from_bytes(address))?);
             }
@@ -135,13 +140,14 @@ impl fmt::Display for DeviceAddress {
 }
 
 /// Returns the bytes before the first colon, and those after it if there is a colon.
-fn split(text: &[u8]) -> (&[u8], Option<&[u8]>) {
+fn split_at_colon(text: &[u8]) -> (&[u8], Option<&[u8]>) {
     match text.iter().position(|&byte| byte == b':') {
         Some(at) => (&text[..at], Some(&text[at + 1..])),
         None => (text, None),
     }
 }
 
+/// Returns the path that consists of these bytes.
 fn path(bytes: &[u8]) -> PathBuf {
     OsString::from_vec(bytes.to_vec()).into()
 }

@@ -8,12 +8,15 @@ use crate::{Error, RegionInfo, WriteMode, device::Shared, posted};
 
 /// A region and its mapped memory.
 pub(crate) struct Region {
+    /// VFIO index of the region.
     index: u32,
     info: RegionInfo,
+    /// The mapping of the region, if any of it is mappable.
     memory: Option<Window>,
 }
 
 impl Region {
+    /// Makes the region with an index, and its mapping if it has one.
     pub(crate) fn new(index: u32, info: RegionInfo, memory: Option<Window>) -> Self {
         Self { index, info, memory }
     }
@@ -24,18 +27,20 @@ impl Region {
     fn mapped(&self, offset: u64, len: u64) -> Option<&Window> {
         let memory = self.memory.as_ref()?;
 
-        let inside = |area: &crate::MappableArea| {
+        let has_range = |area: &crate::MappableArea| {
             offset >= area.offset && len <= area.len && offset - area.offset <= area.len - len
         };
 
-        self.info.mappable.iter().any(inside).then_some(memory)
+        self.info.mappable.iter().any(has_range).then_some(memory)
     }
 
+    /// Returns the mapped memory at `[offset, offset + len)`.
     pub(crate) fn window(&self, offset: u64, len: u64) -> Result<Window, Error> {
         let memory = self.mapped(offset, len).ok_or(Error::NotMapped { region: self.index, offset, len })?;
         Ok(memory.window(offset, len)?)
     }
 
+    /// Checks that an access of `width` bytes lies in the region and is aligned to its width.
     #[inline]
     fn check_access(&self, offset: u64, width: u64) -> Result<(), Error> {
         let size = self.info.size;
@@ -115,6 +120,7 @@ accesses! {
 }
 
 impl Bar {
+    /// Returns BAR `index` of a device.
     pub(crate) fn new(shared: &Arc<Shared>, index: u8) -> Result<Self, Error> {
         Ok(Self { index, region: shared.region(index)?.clone(), shared: shared.clone() })
     }

@@ -17,12 +17,14 @@ pub const CORE: &str = "NICFORGE_CORE";
 /// The directory of the machine's sockets and files.
 pub const DIRECTORY: &str = "NICFORGE_DIR";
 
+/// Returns the value of a variable that must be set.
 fn value(name: &str) -> Result<OsString, Error> {
     std::env::var_os(name)
         .filter(|value| !value.is_empty())
         .ok_or_else(|| Error::Environment { name: name.to_owned(), problem: "is not set" })
 }
 
+/// Returns the value of a variable that must be set, as text.
 fn text(name: &str) -> Result<String, Error> {
     value(name)?
         .into_string()
@@ -35,10 +37,11 @@ fn text(name: &str) -> Result<String, Error> {
 /// Returns [`Error::Environment`] when the variable is not set or names no device, and
 /// [`Error::Open`] for a text that is not an address.
 pub fn devices(name: &str) -> Result<Vec<DeviceAddress>, Error> {
-    split(name, &value(name)?)
+    parse_devices(name, &value(name)?)
 }
 
-fn split(name: &str, list: &std::ffi::OsStr) -> Result<Vec<DeviceAddress>, Error> {
+/// Parses a list of devices, the value of variable `name`, which must not be empty.
+fn parse_devices(name: &str, list: &std::ffi::OsStr) -> Result<Vec<DeviceAddress>, Error> {
     let devices = DeviceAddress::parse_list(list)?;
     if devices.is_empty() {
         return Err(Error::Environment { name: name.to_owned(), problem: "names no device" });
@@ -88,14 +91,14 @@ mod tests {
 
     #[test]
     fn list_of_two_sockets_is_parsed_in_order() {
-        let devices = split(SOCKET, "/run/a.sock:/run/b.sock".as_ref()).unwrap();
+        let devices = parse_devices(SOCKET, "/run/a.sock:/run/b.sock".as_ref()).unwrap();
         let expected = ["/run/a.sock", "/run/b.sock"].map(|path| DeviceAddress::VfioUser(path.into()));
         assert_eq!(devices, expected);
     }
 
     #[test]
     fn list_of_separators_is_an_error_that_names_the_variable() {
-        let error = split(SOCKET, "::".as_ref()).unwrap_err();
+        let error = parse_devices(SOCKET, "::".as_ref()).unwrap_err();
         assert!(error.to_string().contains(SOCKET), "{error}");
     }
 

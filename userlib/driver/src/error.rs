@@ -83,15 +83,16 @@ pub enum OpenProblem {
     },
 }
 
+/// Returns the text that names the driver of a function.
 fn bound_to(driver: &Option<String>) -> String {
     driver.as_ref().map_or_else(|| "no driver has it".to_owned(), |driver| format!("driver {driver} has it"))
 }
 
 /// Returns the shell commands that bind a function to a driver.
-fn bind_commands(address: &str, expected: &str) -> String {
+fn bind_commands(address: &str, driver: &str) -> String {
     let device = format!("/sys/bus/pci/devices/{address}");
     format!(
-        "modprobe {expected}; echo {expected} > {device}/driver_override; \
+        "modprobe {driver}; echo {driver} > {device}/driver_override; \
          echo {address} > {device}/driver/unbind; echo {address} > /sys/bus/pci/drivers_probe"
     )
 }

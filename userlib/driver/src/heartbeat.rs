@@ -13,40 +13,46 @@ use crate::runtime::{self, Instant};
 /// 50 ms.
 pub(crate) const BEAT_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// A longer time between two observations counts as a gap. The observer may have been stopped
-/// during a gap, and the engine with it, as when a container or a machine is frozen. A living
-/// engine gets this much time after a gap to beat.
+/// A longer time between two observations counts as a gap. During a gap, the observer may have been
+/// stopped together with the engine, as when a container or a machine is frozen. After a gap, an
+/// engine has this much time to beat before it counts as stopped for longer.
 const GAP: Duration = Duration::from_secs(1);
 
 /// A heartbeat, and the time at which it last moved.
 pub(crate) struct Heartbeat {
+    /// The word that the engine increments.
     word: SharedU64,
     observation: Mutex<Observation>,
 }
 
+/// The latest observation of a heartbeat.
 struct Observation {
+    /// The word's value at the last beat.
     beat: u64,
+    /// Time at which the last beat was observed.
     last_beat: Instant,
+    /// Time of the last observation.
     checked: Instant,
-    /// The end of the first gap since the last beat.
+    /// The end of the first gap since the last beat, if there was a gap.
     gap_ended: Option<Instant>,
 }
 
 impl Observation {
+    /// Returns the observation of a beat at `now`.
     fn new(beat: u64, now: Instant) -> Self {
         Self { beat, last_beat: now, checked: now, gap_ended: None }
     }
 
-    /// Records an observation of the heartbeat at `now`. Returns the time since it last moved,
-    /// bounded after a gap.
+    /// Records an observation of the heartbeat at `now`, when the word has the value `beat`.
+    /// Returns the time since the last beat; for a while after a gap, at most [`GAP`].
     fn time_since_beat(&mut self, beat: u64, now: Instant) -> Duration {
         if self.beat != beat {
             *self = Self::new(beat, now);
         }
 
         if now.saturating_duration_since(self.checked) > GAP {
-            // Later gaps do not count. Otherwise a rare observer would never notice that an engine
-            // is gone.
+            // Only the first gap counts. For an observer that looks so rarely that each look ends a
+            // gap, the engine would otherwise never count as stopped.
             self.gap_ended.get_or_insert(now);
         }
         self.checked = now;
@@ -60,11 +66,13 @@ impl Observation {
 }
 
 impl Heartbeat {
+    /// Begins to observe the heartbeat in a word.
     pub(crate) fn new(word: SharedU64) -> Self {
         let observation = Mutex::new(Observation::new(word.load(Ordering::Relaxed), Instant::now()));
         Self { word, observation }
     }
 
+    /// Locks the observation.
     fn observation(&self) -> MutexGuard<'_, Observation> {
         runtime::lock(&self.observation)
     }
@@ -74,8 +82,8 @@ impl Heartbeat {
         *self.observation() = Observation::new(self.word.load(Ordering::Relaxed), Instant::now());
     }
 
-    /// Returns the time since the last observed beat. During the first second after a gap, it
-    /// returns at most one second.
+    /// Observes the heartbeat, and returns the time since the last beat. During the first second
+    /// after a gap between observations, it returns at most one second.
     pub(crate) fn time_since_beat(&self) -> Duration {
         let mut observation = self.observation();
         observation.time_since_beat(self.word.load(Ordering::Relaxed), Instant::now())

@@ -19,18 +19,23 @@ use crate::{
     device::{Shared, lock},
 };
 
-const WHAT: &str = "an interrupt";
+/// The awaited event, in the text of a time-out.
+const AWAITED: &str = "an interrupt";
 
 /// A bound vector and its current source.
 pub(crate) struct Bound {
     shared: Arc<Shared>,
+    /// VFIO index of the vector's kind.
     index: u32,
     vector: u32,
+    /// Description of the kind.
     info: IrqInfo,
+    /// The present source, which a reset of the device replaces.
     source: RwLock<Arc<dyn InterruptSource>>,
 }
 
 impl Bound {
+    /// Returns the present source.
     fn source(&self) -> Arc<dyn InterruptSource> {
         self.source.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -47,12 +52,13 @@ impl Drop for Bound {
     fn drop(&mut self) {
         let mut bound = lock(&self.shared.interrupts);
 
+        // Another thread may have bound the vector again meanwhile.
         if bound.get(&(self.index, self.vector)).is_some_and(|other| other.strong_count() == 0) {
             bound.remove(&(self.index, self.vector));
         }
 
         if !bound.keys().any(|(index, _)| *index == self.index) {
-            // A server that is gone has unbound the vectors already, so an error is of no interest.
+            // An error means that the server is gone, which has unbound the vectors.
             let _ = self.shared.note_loss(self.shared.backing.unbind_interrupts(self.index));
         }
     }
@@ -72,6 +78,7 @@ impl Interrupt {
             return Err(Error::NoSuch { what: "interrupt vector", index: vector, count: info.count });
         }
 
+        // A vector that is bound already is shared.
         let mut bound: std::sync::MutexGuard<'_, BTreeMap<_, Weak<Bound>>> = lock(&shared.interrupts);
         if let Some(present) = bound.get(&(index, vector)).and_then(Weak::upgrade) {
             return Ok(Self(present));
@@ -104,10 +111,11 @@ impl Interrupt {
     /// Returns [`Error::Timeout`], [`Error::Cancelled`] or [`Error::DeviceGone`].
     pub fn wait(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<u64, Error> {
         let shared = &self.0.shared;
-        if let Some((_, count)) = poll_phase(shared, &[self], deadline, cancel)? {
+        if let Some((_, count)) = poll_first(shared, &[self], deadline, cancel)? {
             return Ok(count);
         }
 
+        // The wait blocks for a slice of time, and then checks the device.
         loop {
             let source = self.0.source();
             let ended = match source.wait(deadline.at_most(Shared::SLICE), cancel) {
@@ -121,7 +129,7 @@ impl Interrupt {
             }
 
             if deadline.has_passed() {
-                return Err(deadline.timeout(WHAT));
+                return Err(deadline.timeout(AWAITED));
             }
         }
     }
@@ -189,6 +197,7 @@ impl fmt::Debug for Interrupt {
     }
 }
 
+/// Takes the interrupts of the first vector that has fired. Returns its position and their number.
 fn take_any(interrupts: &[&Interrupt]) -> Option<(usize, u64)> {
     interrupts.iter().enumerate().find_map(|(at, interrupt)| match interrupt.take() {
         0 => None,
@@ -196,8 +205,9 @@ fn take_any(interrupts: &[&Interrupt]) -> Option<(usize, u64)> {
     })
 }
 
-/// Polls for as long as the options say, and at least once.
-fn poll_phase(
+/// Polls the vectors for as long as the options say, and at least once. Returns the position of the
+/// first that has fired and its number of interrupts, or `None` if the wait must block.
+fn poll_first(
     shared: &Shared,
     interrupts: &[&Interrupt],
     deadline: Deadline,
@@ -205,22 +215,23 @@ fn poll_phase(
 ) -> Result<Option<(usize, u64)>, Error> {
     let spin = deadline.at_most(shared.options.spin);
 
-    match shared.wait_for(spin, cancel, WHAT, || Ok(take_any(interrupts))) {
+    match shared.wait_for(spin, cancel, AWAITED, || Ok(take_any(interrupts))) {
         Ok(found) => Ok(Some(found)),
-        Err(Error::Timeout { .. }) if deadline.has_passed() => Err(deadline.timeout(WHAT)),
+        Err(Error::Timeout { .. }) if deadline.has_passed() => Err(deadline.timeout(AWAITED)),
         Err(Error::Timeout { .. }) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// Waits for any of several interrupts of one device. Returns {position in the list, count}.
+/// Waits for any of several interrupts of one device. Returns the position of the first that has
+/// fired and its number of interrupts.
 pub(crate) fn wait_any(
     shared: &Shared,
     interrupts: &[&Interrupt],
     deadline: Deadline,
     cancel: Option<&Cancel>,
 ) -> Result<(usize, u64), Error> {
-    if let Some(found) = poll_phase(shared, interrupts, deadline, cancel)? {
+    if let Some(found) = poll_first(shared, interrupts, deadline, cancel)? {
         return Ok(found);
     }
 
@@ -230,7 +241,7 @@ pub(crate) fn wait_any(
 
         let Some(fds) = fds.filter(|_| shared.backing.event_fd().is_some()) else {
             // Without a descriptor, time passes in `relax` only.
-            return shared.wait_for(deadline, cancel, WHAT, || Ok(take_any(interrupts)));
+            return shared.wait_for(deadline, cancel, AWAITED, || Ok(take_any(interrupts)));
         };
 
         let slice = deadline.at_most(Shared::SLICE);
@@ -244,12 +255,12 @@ pub(crate) fn wait_any(
 
         ended?;
         if deadline.has_passed() {
-            return Err(deadline.timeout(WHAT));
+            return Err(deadline.timeout(AWAITED));
         }
     }
 }
 
-/// The number of descriptors that a wait handles without an allocation.
+/// Maximum number of descriptors for which a wait does not allocate.
 const FEW: usize = 4;
 
 /// Blocks until one of `fds` may be readable, the backing has work, or `timeout` has passed. The
@@ -266,14 +277,15 @@ pub(crate) fn block<B: Backing + ?Sized>(
 
     let event = backing.event_fd();
     if event.is_some() {
-        // An event that another call has read already makes no descriptor readable.
+        // Another call may have read an event already, for which the descriptor is not readable.
         backing.handle_events()?;
     }
 
     let all = fds.iter().copied().chain(event).chain(cancel.map(AsFd::as_fd));
     let (mut few, mut many);
     let polled = match (all.clone().count(), all.clone().next()) {
-        // A waiting loop that moves packets comes here, too, so this case does not allocate.
+        // Loops that move packets wait here, too, so that this case must not allocate. Unused
+        // entries of the array repeat the first descriptor.
         (count @ 1..=FEW, Some(first)) => {
             let mut all = all;
             few = std::array::from_fn::<_, FEW, _>(|_| {
@@ -296,8 +308,9 @@ pub(crate) fn block<B: Backing + ?Sized>(
         cancel.check()?;
     }
 
-    let ready = |at: usize| polled.get(at).is_some_and(|fd| fd.any().unwrap_or(true));
-    if event.is_some() && ready(fds.len()) { backing.handle_events() } else { Ok(()) }
+    // The backing's descriptor comes after the caller's.
+    let is_ready = |at: usize| polled.get(at).is_some_and(|fd| fd.any().unwrap_or(true));
+    if event.is_some() && is_ready(fds.len()) { backing.handle_events() } else { Ok(()) }
 }
 
 /// Waits for one source, as [`InterruptSource::wait`] must. It blocks in the kernel if the source
@@ -320,7 +333,7 @@ pub fn wait_source(
             count => return Ok(count),
         }
 
-        waiter.check_for(WHAT)?;
+        waiter.check_for(AWAITED)?;
 
         let ended = match source.raw_fd() {
             Some(fd) => block(backing, &[fd], deadline.at_most(Shared::SLICE).remaining(), cancel),

@@ -22,11 +22,15 @@ use crate::{
 
 /// The producer's end of a ring, with all that a post needs.
 pub(crate) struct Ring {
+    /// Number of the ring.
     index: u8,
     producer: Producer<SharedCells>,
+    /// Number of cells that the engine has consumed, modulo 2^32, in the mirror.
     consumed: SharedU32,
     waker: EngineWaker,
+    /// Number of resets after which the ring was opened: see [`Shared::epoch`].
     epoch: u32,
+    /// Maximum number of data bytes of a record.
     max_data: usize,
 }
 
@@ -50,12 +54,13 @@ impl Ring {
 
         let waker = shared.engine_waker().ok_or_else(none)?;
         let epoch = shared.epoch(Ordering::Acquire);
-        let (cell, phase) = shared.ring_state(index)?;
+        let RingState { cell, phase } = shared.ring_state(index)?;
         let producer = Producer::resume(cells, cell, phase);
         Ok(Self { index, producer, consumed, waker, epoch, max_data: capability::max_data(&capability) })
     }
 
-    /// Posts a write, unless that takes more than a few instructions. It has no effect then.
+    /// Posts a write if that takes only a few instructions: if the ring is of this epoch and has
+    /// room, and the arguments are valid. Otherwise it does nothing.
     #[inline(always)]
     fn post_quickly(&mut self, shared: &Shared, bar: u8, offset: u32, data: &[u8]) -> QuickPost {
         if self.epoch != shared.epoch(Ordering::Relaxed) || data.len() > self.max_data {
@@ -85,12 +90,20 @@ impl Ring {
         let consumed = &self.consumed;
         match self.producer.try_push(|| consumed.load(Ordering::Acquire), bar, offset, data) {
             Ok(()) => shared.after_store_with(&self.waker),
-            // The ring needs no kick. The engine was woken, where needed, for every record in it.
+            // The engine need not be woken: it was, if it slept, for the records in the ring.
             Err(PushError::Full) => Err(Error::RingFull { ring: self.index }),
             Err(PushError::BadLength { len }) => Err(Error::BadLength { len, most: self.max_data }),
             Err(PushError::BadBar { bar }) => Err(Error::NoSuch { what: "BAR", index: bar.into(), count: 6 }),
         }
     }
+}
+
+/// Where the engine reads the next record of a posted-write ring.
+pub(crate) struct RingState {
+    /// Index of the cell.
+    pub(crate) cell: u32,
+    /// The phase bit of a record that is new there.
+    pub(crate) phase: bool,
 }
 
 /// Outcome of [`Poster::post_quickly`].
@@ -108,7 +121,9 @@ pub enum QuickPost {
 /// A position in the sequence of records of a posted-write ring: see [`Poster::position`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingPosition {
+    /// Epoch of the ring: see [`Shared::epoch`].
     epoch: u32,
+    /// Number of cells that the producer had written, modulo 2^32.
     position: u32,
 }
 
@@ -117,6 +132,7 @@ pub struct RingPosition {
 pub(crate) struct RingSlot(Mutex<Option<Ring>>);
 
 impl RingSlot {
+    /// Puts the ring of a dropped poster back.
     pub(crate) fn put(&self, ring: Ring) {
         *lock(&self.0) = Some(ring);
     }
@@ -125,7 +141,7 @@ impl RingSlot {
 /// Returns whether a write lies in its BAR.
 #[inline(always)]
 fn fits(shared: &Shared, bar: u8, offset: u64, data: &[u8]) -> bool {
-    // The sum fits for an offset of a record: a slice is shorter than half of the address space.
+    // The sum saturates for no offset that a record can have, because slices are shorter than 2^63.
     offset.saturating_add(data.len() as u64) <= shared.bar_size(bar)
 }
 
@@ -140,6 +156,7 @@ fn record_offset(shared: &Shared, bar: u8, offset: u64, data: &[u8]) -> Result<u
     }
 }
 
+/// Makes a posted write of a device without rings: a trapped write.
 fn post_trapped(shared: &Shared, bar: u8, offset: u32, data: &[u8]) -> Result<(), Error> {
     if data.is_empty() || data.len() > posted::MAX_DATA {
         return Err(Error::BadLength { len: data.len(), most: posted::MAX_DATA });
@@ -147,7 +164,8 @@ fn post_trapped(shared: &Shared, bar: u8, offset: u32, data: &[u8]) -> Result<()
     shared.write(bar.into(), offset.into(), data, WriteMode::Confirmed)
 }
 
-/// Retries a post to a full ring until `deadline`. The caller has made the first attempt.
+/// Tries to post to a full ring again and again, for `timeout` at most. The caller has made the
+/// first attempt.
 #[cold]
 fn wait_for_room(
     shared: &Shared,
@@ -193,12 +211,16 @@ pub struct Poster {
     /// `None` while the poster is being dropped, and for a device without rings, whose posted
     /// writes are trapped.
     ring: Option<Ring>,
+    /// How long a post waits for room.
     timeout: Duration,
+    /// The token that ends a wait for room.
     cancel: Option<Cancel>,
+    /// Makes the poster usable by one thread at a time.
     _one_thread: PhantomData<Cell<()>>,
 }
 
 impl Poster {
+    /// Takes ring `ring` out of its slot: see [`Device::poster`](crate::Device::poster).
     pub(crate) fn new(shared: &Arc<Shared>, ring: u8) -> Result<Self, Error> {
         let held = match shared.rings.get(usize::from(ring)) {
             Some(slot) => Some(lock(&slot.0).take().ok_or(Error::RingTaken { ring })?),
@@ -234,14 +256,15 @@ impl Poster {
     #[inline]
     pub fn post(&mut self, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
         match self.try_post(bar, offset, data) {
-            // The result is built again. Passing it on would copy a whole `Error` right after the
-            // store of its tag.
+            // This builds a new result. Returning the old one would copy a whole `Error` right
+            // after the store of its tag.
             Ok(()) => Ok(()),
             Err(Error::RingFull { .. }) => self.post_when_room(bar, offset, data),
             Err(error) => Err(error),
         }
     }
 
+    /// Waits for room in the ring, and posts a write.
     #[cold]
     fn post_when_room(&mut self, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
         let (shared, cancel, timeout) = (self.shared.clone(), self.cancel.clone(), self.timeout);
@@ -262,7 +285,7 @@ impl Poster {
         }
     }
 
-    /// As [`Poster::try_post`], for a write that does not go quickly.
+    /// Posts a write that [`Poster::post_quickly`] has not posted, or returns the reason why not.
     #[cold]
     fn try_post_slowly(&mut self, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
         let offset = record_offset(&self.shared, bar, offset, data)?;
@@ -273,9 +296,9 @@ impl Poster {
         }
     }
 
-    /// Posts a write if the ring has room and nothing is amiss.
+    /// Posts a write if the ring has room, the arguments are valid, and the device was not reset.
     ///
-    /// It serves callers to which each instruction counts: the result fits into a register, unlike
+    /// It is for callers to which each instruction counts: the result fits into a register, unlike
     /// a whole [`Error`].
     #[inline(always)]
     pub fn post_quickly(&mut self, bar: u8, offset: u64, data: &[u8]) -> QuickPost {

@@ -20,10 +20,15 @@ use crate::{
     runtime::{self, Instant},
 };
 
-/// The end of a wait: a point on the monotonic clock, or never.
+/// The time at which a wait ends: a time-out from now, or never.
+///
+/// A deadline is made once for a call, and is then passed to all waits of the call: together they
+/// end by that time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadline {
+    /// When the deadline was made; `None` for one that never passes.
     started: Option<Instant>,
+    /// The time from then until it passes; `None` for one that never passes.
     limit: Option<Duration>,
 }
 
@@ -55,15 +60,16 @@ impl Deadline {
         Some(limit.saturating_sub(started.elapsed()))
     }
 
-    /// Returns the earlier of this deadline and `timeout` from now.
+    /// Returns this deadline, or the one that is `timeout` from now if that is earlier.
     pub fn at_most(&self, timeout: Duration) -> Self {
         match self.remaining() {
-            Some(left) if left < timeout => *self,
+            Some(remaining) if remaining < timeout => *self,
             _ => Self::after(timeout),
         }
     }
 
-    /// Returns the error of a wait for `operation` that this deadline has ended.
+    /// Returns the error of a wait for `operation` that has ended because this deadline has passed.
+    /// It reports the time since the deadline was made.
     pub fn timeout(&self, operation: &'static str) -> Error {
         Error::Timeout {
             what: operation,
@@ -72,15 +78,19 @@ impl Deadline {
     }
 }
 
+/// The state that all clones of a token share.
 struct CancelState {
+    /// Whether the token is cancelled, for loops that poll.
     cancelled: AtomicBool,
+    /// Readable while the token is cancelled, for waits that block in the kernel.
     event: EventFd,
-    /// Held while the flag and the eventfd change together.
+    /// Held while the flag and the eventfd are changed together.
     change: Mutex<()>,
 }
 
 impl CancelState {
-    fn change(&self) -> MutexGuard<'_, ()> {
+    /// Locks the flag and the eventfd against other changes.
+    fn lock_changes(&self) -> MutexGuard<'_, ()> {
         self.change.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -105,11 +115,10 @@ impl Cancel {
 
     /// Ends every wait that uses the token, now and later.
     pub fn cancel(&self) {
-        let _held = self.0.change();
+        let _held = self.0.lock_changes();
 
         self.0.cancelled.store(true, Ordering::Release);
-        // A write to an eventfd fails only when its counter is full, and then it is readable
-        // already.
+        // The write fails only when the eventfd's counter is full, and it is readable then.
         let _ = self.0.event.write(1);
     }
 
@@ -130,7 +139,8 @@ impl Cancel {
 
     /// Makes the token usable again. A wait that has not yet noticed the cancellation may miss it.
     pub fn rearm(&self) {
-        let _held = self.0.change();
+        let _held = self.0.lock_changes();
+        // Reads empty the eventfd, so that it is not readable any more.
         while matches!(self.0.event.read(), Ok(_) | Err(Errno::EINTR)) {}
         self.0.cancelled.store(false, Ordering::Release);
     }
@@ -149,24 +159,26 @@ impl fmt::Debug for Cancel {
     }
 }
 
-/// The steps by which a waiting loop on a host moves from spinning to yielding to sleeping.
+/// How a waiting loop on a host pauses: its first pauses spin, the next ones yield the processor,
+/// and all others sleep, longer and longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
-    /// Number of pauses that only spin (20 to 40 ns each).
+    /// Number of pauses that only spin, at the beginning. Each takes 20 to 40 ns.
     pub spins: u32,
-    /// Number of pauses after those that yield the processor (about 1 us each if another thread
-    /// wants it).
+    /// Number of pauses after the spinning ones that yield the processor. Each takes about 1 us if
+    /// another thread wants the processor.
     pub yields: u32,
-    /// Length of the first sleep after those. Each sleep is twice as long as the one before.
+    /// Length of the first sleep, after the yielding pauses. Each sleep is twice as long as the one
+    /// before, up to [`Backoff::longest_sleep`].
     pub first_sleep: Duration,
     /// Length of the longest sleep.
     pub longest_sleep: Duration,
 }
 
 impl Backoff {
-    /// For few processors: hardly any spinning, then yielding for 100 us or more, then sleeps of 20
-    /// us to 1 ms. A thread that waits for longer takes the processor from the thread that it waits
-    /// for.
+    /// The back-off for hosts with few processors, on which a spinning thread may take the
+    /// processor from the very thread that it waits for. It hardly spins, then yields for 100 us or
+    /// more, and then sleeps for 20 us to 1 ms at a time.
     pub const SHARED: Self = Self {
         spins: 4,
         yields: 100,
@@ -174,14 +186,15 @@ impl Backoff {
         longest_sleep: Duration::from_millis(1),
     };
 
-    /// For an engine and two applications with one processor each. It spins for about a
-    /// microsecond, in which a cache line is transferred, and continues as [`Backoff::SHARED`].
+    /// The back-off for hosts on which an engine and two applications have a processor each. It
+    /// spins for about a microsecond, in which a cache line comes from another processor, and
+    /// continues as [`Backoff::SHARED`].
     pub const DEDICATED: Self = Self { spins: 32, ..Self::SHARED };
 }
 
-/// The least number of processors for [`Backoff::DEDICATED`]: an engine, two applications, and one
-/// for the rest.
-const PLENTY: usize = 4;
+/// Minimum number of processors for [`Backoff::DEDICATED`]: one for an engine, two for
+/// applications, and one for the rest.
+const MIN_DEDICATED_PROCESSORS: usize = 4;
 
 impl Default for Backoff {
     /// Returns the back-off for the number of processors that this process may use.
@@ -190,23 +203,27 @@ impl Default for Backoff {
         let processors =
             PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from));
 
-        if *processors >= PLENTY { Self::DEDICATED } else { Self::SHARED }
+        if *processors >= MIN_DEDICATED_PROCESSORS { Self::DEDICATED } else { Self::SHARED }
     }
 }
+
+/// Maximum number of times that the length of a sleep is doubled.
+const MAX_DOUBLINGS: u32 = 16;
 
 /// One pause of a waiting loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
-    /// Pauses the processor.
+    /// Executes the processor's instruction for spinning loops.
     Spin,
     /// Yields the processor to another thread.
     Yield,
-    /// Sleeps for this time, or blocks on descriptors for that long.
+    /// Sleeps for this time. A loop that can block on descriptors blocks for at most this time
+    /// instead.
     Sleep(Duration),
 }
 
 impl Pause {
-    /// Performs the action.
+    /// Makes the pause.
     #[inline]
     pub fn take(self) {
         match self {
@@ -217,13 +234,15 @@ impl Pause {
     }
 }
 
-/// The state of one waiting loop, advanced by [`crate::Backing::relax`].
+/// The state of one waiting loop: how many pauses it has made, and with which back-off.
+/// [`crate::Backing::relax`] makes the next pause.
 ///
-/// A loop that has made progress calls [`Relax::reset`], so that the next wait starts with spinning
-/// again.
+/// A loop that has made progress calls [`Relax::reset`], so that its next pauses spin again.
 #[derive(Clone, Debug)]
 pub struct Relax {
-    count: u32,
+    /// Number of calls of [`Relax::count_call`], modulo 2^32.
+    calls: u32,
+    /// Number of pauses since the start or the last reset.
     pauses: u32,
     backoff: Backoff,
 }
@@ -242,54 +261,57 @@ impl Relax {
 
     /// Creates a loop's state with the given back-off.
     pub const fn with_backoff(backoff: Backoff) -> Self {
-        Self { count: 0, pauses: 0, backoff }
+        Self { calls: 0, pauses: 0, backoff }
     }
 
-    /// Starts again with spinning, after progress.
+    /// Lets the next pauses spin again, after progress.
     #[inline]
     pub fn reset(&mut self) {
         self.pauses = 0;
     }
 
-    /// Returns the number of pauses since the start or the last reset, saturating.
+    /// Returns the number of pauses since the start or the last reset. It stops at `u32::MAX`.
     #[inline]
     pub fn pauses(&self) -> u32 {
         self.pauses
     }
 
-    /// Counts one more call of a device's waiting loop, and returns the count. It counts even if
-    /// the backing does not pause.
+    /// Counts one iteration of a loop that waits for a device, and returns their number so far.
+    /// Unlike [`Relax::pauses`], it counts on after a reset, and also if the backing makes no
+    /// pause.
     #[inline]
     pub(crate) fn count_call(&mut self) -> u32 {
-        self.count = self.count.wrapping_add(1);
-        self.count
+        self.calls = self.calls.wrapping_add(1);
+        self.calls
     }
 
-    /// Pauses once: spins, yields or sleeps as the back-off says, and counts it.
+    /// Makes and counts one pause: spins, yields or sleeps, as the back-off says.
     ///
-    /// It is for loops that wait for memory without a device. A loop that waits for a device calls
-    /// [`crate::Device::relax`].
+    /// It is for loops that wait for memory that no device writes. A loop that waits for a device
+    /// calls [`crate::Device::relax`] instead.
     #[inline]
     pub fn pause(&mut self) {
         self.next_pause().take();
     }
 
-    /// Counts a pause, and returns it for the caller to take.
+    /// Counts a pause, and returns it without making it: the caller calls [`Pause::take`], or
+    /// blocks.
     #[inline]
     pub fn next_pause(&mut self) -> Pause {
-        let pause = self.pauses;
-        self.pauses = pause.saturating_add(1);
+        let number = self.pauses;
+        self.pauses = number.saturating_add(1);
 
-        if pause < self.backoff.spins {
+        if number < self.backoff.spins {
             return Pause::Spin;
         }
 
-        let pause = pause - self.backoff.spins;
-        if pause < self.backoff.yields {
+        let number_after_spins = number - self.backoff.spins;
+        if number_after_spins < self.backoff.yields {
             return Pause::Yield;
         }
 
-        let doublings = (pause - self.backoff.yields).min(16);
+        // The bound keeps the shift valid for any number of pauses.
+        let doublings = (number_after_spins - self.backoff.yields).min(MAX_DOUBLINGS);
         Pause::Sleep((self.backoff.first_sleep * (1 << doublings)).min(self.backoff.longest_sleep))
     }
 }

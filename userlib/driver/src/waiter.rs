@@ -2,7 +2,7 @@
 
 use crate::{Cancel, Deadline, Device, Error, Relax};
 
-/// The reason why a call's waits end without the awaited event.
+/// The reason why a call must stop waiting before its awaited event has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitEnd {
     /// The call's token is cancelled.
@@ -11,25 +11,27 @@ pub enum WaitEnd {
     Timeout,
 }
 
-/// The state of one call's waits: its deadline, its token, and the pauses of its loops.
+/// The state of one call's waits: its deadline, its cancel token, and the pauses of its loops.
 ///
-/// A loop polls for its event, checks the end of the call, and pauses. [`Device::wait_for`]
-/// is this loop. A library has a loop of its own where it does other work between two polls, or
-/// reports the end in its own way.
+/// A waiting loop polls for its event, calls [`Waiter::check`], and calls [`Waiter::pause`]. Such a
+/// loop is [`Device::wait_for`]. A library has a loop of its own where it does other work between
+/// two polls, or returns its own error at the end.
 #[derive(Debug)]
 pub struct Waiter<'a> {
     deadline: Deadline,
+    /// The call's cancel token, if it has one.
     cancel: Option<&'a Cancel>,
+    /// The pauses so far.
     pub(crate) relax: Relax,
 }
 
 impl<'a> Waiter<'a> {
-    /// Begins the waits of a call, with the back-off of `device`.
+    /// Returns the state of a call that has not waited yet, with the back-off of `device`.
     pub fn new(device: &Device, deadline: Deadline, cancel: Option<&'a Cancel>) -> Self {
         Self::with_relax(device.new_relax(), deadline, cancel)
     }
 
-    /// Begins the waits of a call, with the given state of its loops.
+    /// Returns the state of a call, with the given state of its pauses.
     pub(crate) const fn with_relax(relax: Relax, deadline: Deadline, cancel: Option<&'a Cancel>) -> Self {
         Self { deadline, cancel, relax }
     }
@@ -39,21 +41,22 @@ impl<'a> Waiter<'a> {
         self.deadline
     }
 
-    /// Returns the call's token.
+    /// Returns the call's cancel token.
     pub fn cancel(&self) -> Option<&'a Cancel> {
         self.cancel
     }
 
-    /// Records progress: the back-off starts again with its shortest step.
+    /// Records that the loop has made progress: its next pauses are short again.
     #[inline]
     pub fn progress(&mut self) {
         self.relax.reset();
     }
 
-    /// Checks whether the call must end: by its token first, then by its deadline.
+    /// Checks whether the call must stop waiting: first whether its token is cancelled, then
+    /// whether its deadline has passed.
     ///
     /// # Errors
-    /// Returns the reason for the end.
+    /// Returns the reason.
     #[inline]
     pub fn check(&self) -> Result<(), WaitEnd> {
         if self.cancel.is_some_and(Cancel::is_cancelled) {
@@ -66,8 +69,8 @@ impl<'a> Waiter<'a> {
         Ok(())
     }
 
-    /// Checks the end as [`Waiter::check`] does, and reports it as this library's error of a wait
-    /// for `operation`.
+    /// Checks as [`Waiter::check`] does, and returns this library's error for the reason.
+    /// `operation` names the awaited event in a time-out.
     #[inline]
     pub(crate) fn check_for(&self, operation: &'static str) -> Result<(), Error> {
         self.check().map_err(|end| match end {
@@ -76,7 +79,7 @@ impl<'a> Waiter<'a> {
         })
     }
 
-    /// Pauses once in a waiting loop, without a check.
+    /// Pauses once. This does not check the deadline or the token.
     ///
     /// # Errors
     /// Returns [`Error::DeviceGone`].

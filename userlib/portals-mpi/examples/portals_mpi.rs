@@ -37,19 +37,19 @@ fn main() -> Result<ExitCode, Failure> {
     let mode = if is_host_based { Mode::HostBased } else { Mode::NicBased };
     let deadline = Deadline::after(LIMIT);
     let mut endpoint = Endpoint::from_environment(mode, Config::default(), deadline)?;
-    let is_good = match words.first().map(String::as_str) {
+    let has_succeeded = match words.first().map(String::as_str) {
         Some("message_rate") => rates(&mut endpoint, number(50)?, deadline)?,
         Some("ping_pong") => latencies(&mut endpoint, number(200)?, deadline)?,
         Some("random_access") => updates(&mut endpoint, number(14)?, deadline)?,
         _ => return Err("give message_rate, ping_pong or random_access".into()),
     };
 
-    // A rank that exits earlier would be gone for one that still waits for its messages.
+    // A rank that exits before the others would count as gone for one that still waits for it.
     barrier(&mut endpoint, deadline)?;
-    Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if has_succeeded { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Prints the rates of one pair, two, four and so on.
+/// Prints the message rates of one pair of ranks, of two, four and so on, by message size.
 fn rates(endpoint: &mut Endpoint, windows: u32, deadline: Deadline) -> Result<bool, Failure> {
     let (rank, half) = (endpoint.rank(), endpoint.size() / 2);
     if rank == 0 {
@@ -64,13 +64,14 @@ fn rates(endpoint: &mut Endpoint, windows: u32, deadline: Deadline) -> Result<bo
             let terms = message_rate::Parameters { bytes, window: WINDOW, windows, context };
             barrier(endpoint, deadline)?;
 
-            let place = match rank.checked_sub(half) {
+            // The first `pairs` ranks of either half take part.
+            let part = match rank.checked_sub(half) {
                 None if rank < pairs => Some((message_rate::End::Sender, rank + half)),
                 Some(sender) if sender < pairs => Some((message_rate::End::Receiver, sender)),
                 _ => None,
             };
             let mut rate = 0.0;
-            if let Some((end, peer)) = place {
+            if let Some((end, peer)) = part {
                 let start = Instant::now();
                 let mut side = [message_rate::Side::new(endpoint, end, peer, terms)?];
                 drive(&mut side, deadline, &mut Relax::new())?;
@@ -89,7 +90,8 @@ fn rates(endpoint: &mut Endpoint, windows: u32, deadline: Deadline) -> Result<bo
     Ok(true)
 }
 
-/// Prints half of the round-trip times by size.
+/// Prints the median and the 99th percentile of the times between the first and the last rank, by
+/// message size.
 fn latencies(endpoint: &mut Endpoint, rounds: u32, deadline: Deadline) -> Result<bool, Failure> {
     let (rank, last) = (endpoint.rank(), endpoint.size() - 1);
     if rank == 0 {
@@ -107,8 +109,8 @@ fn latencies(endpoint: &mut Endpoint, rounds: u32, deadline: Deadline) -> Result
         let mut times = side[0].times().to_vec();
         times.sort_unstable();
         let micros = |time: &Duration| time.as_nanos() as f64 / 1e3;
-        if let (Some(half), Some(most)) = (times.get(times.len() / 2), times.get(times.len() * 99 / 100)) {
-            println!("{bytes:>8} {:>12.2} {:>12.2}", micros(half), micros(most));
+        if let (Some(median), Some(tail)) = (times.get(times.len() / 2), times.get(times.len() * 99 / 100)) {
+            println!("{bytes:>8} {:>12.2} {:>12.2}", micros(median), micros(tail));
         }
     }
     Ok(true)

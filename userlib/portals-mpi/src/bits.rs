@@ -15,13 +15,13 @@
 use nicforge_matching::{Envelope, Rank, Selector};
 use nicforge_portals::Criteria;
 
-/// Bits of a send's number.
+/// Number of bits of a send's number in the window of its receiver.
 pub(crate) const NUMBER_BITS: u32 = 8;
-/// Bits of a tag.
+/// Number of bits of a tag.
 pub const TAG_BITS: u32 = 24;
-/// Bits of a rank.
+/// Number of bits of a rank.
 const RANK_BITS: u32 = 16;
-/// Bits of a context.
+/// Number of bits of a context.
 pub const CONTEXT_BITS: u32 = 14;
 
 const TAG_SHIFT: u32 = NUMBER_BITS;
@@ -32,15 +32,16 @@ const PROTOCOL_SHIFT: u32 = CONTEXT_SHIFT + CONTEXT_BITS;
 /// The bits that name the protocol.
 const PROTOCOL: u64 = u64::MAX << PROTOCOL_SHIFT;
 
-/// How a message that no receive takes is kept.
+/// The handling of a message that arrives before its receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
-    /// Its data go into memory for unexpected messages. Short and medium messages.
+    /// Its data go into memory for unexpected messages. Used for short and medium messages.
     Eager = 1,
-    /// Its data are dropped, and fetched later. Long messages.
+    /// Its data are dropped, and fetched later. Used for long messages.
     Long = 2,
 }
 
+/// Returns a mask of the lowest bits.
 const fn mask(bits: u32) -> u64 {
     (1 << bits) - 1
 }
@@ -55,7 +56,8 @@ pub(crate) fn is_context(context: u32) -> bool {
     u64::from(context) <= mask(CONTEXT_BITS)
 }
 
-/// Returns the match bits of a message.
+/// Returns the match bits of a message from rank `source`. `number` is its number in the window of
+/// messages to its receiver.
 pub(crate) fn of_message(protocol: Protocol, source: Rank, to: Envelope, number: u8) -> u64 {
     (protocol as u64) << PROTOCOL_SHIFT
         | u64::from(to.context) << CONTEXT_SHIFT
@@ -83,12 +85,12 @@ pub(crate) fn number(bits: u64) -> u8 {
 pub(crate) fn of_selector(selector: &Selector) -> Criteria {
     let source = selector.source.unwrap_or(0);
     let any_source = if selector.source.is_none() { mask(RANK_BITS) << RANK_SHIFT } else { 0 };
-    let tag = (selector.ignore & mask(TAG_BITS)) << TAG_SHIFT;
+    let ignored_tag = (selector.ignore & mask(TAG_BITS)) << TAG_SHIFT;
     let to = Envelope { peer: 0, context: selector.context, tag: selector.tag & mask(TAG_BITS) };
 
     Criteria {
         match_bits: of_message(Protocol::Eager, source, to, 0),
-        ignore_bits: PROTOCOL | any_source | tag | mask(NUMBER_BITS),
+        ignore_bits: PROTOCOL | any_source | ignored_tag | mask(NUMBER_BITS),
         ..Criteria::bits(0)
     }
 }

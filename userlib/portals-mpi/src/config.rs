@@ -52,7 +52,7 @@ pub struct SpaceBytes {
     pub data: u64,
     /// Memory of [`crate::Endpoint::allocate`]; 16 MiB by default.
     pub heap: u64,
-    /// Memory of calls; 64 KiB by default.
+    /// Memory of function calls; 64 KiB by default.
     pub stack: u64,
 }
 
@@ -71,7 +71,7 @@ impl Default for Config {
     }
 }
 
-/// Messages of all peers together that are not acknowledged, at most.
+/// Maximum number of messages to all peers together that are not acknowledged.
 const MAX_UNACKNOWLEDGED: u32 = 4096;
 /// Maximum number of ranks of a job: each has a window of at least one message.
 pub(crate) const MAX_RANKS: u32 = MAX_UNACKNOWLEDGED;
@@ -85,6 +85,7 @@ impl Config {
     pub(crate) fn check(&self) -> Result<(), Error> {
         let Self { unexpected, space, .. } = *self;
         let medium = self.medium as u64;
+        // Name, value, minimum and maximum of each parameter.
         let ranges = [
             ("short", self.short as u64, 0, 64 << 10),
             ("medium", medium, self.short as u64, MAX_MESSAGE.into()),
@@ -100,9 +101,9 @@ impl Config {
             ("patience in ms", self.patience.as_millis() as u64, 1, u64::MAX),
         ];
 
-        match ranges.into_iter().find(|&(_, value, minimum, most)| !(minimum..=most).contains(&value)) {
+        match ranges.into_iter().find(|&(_, value, minimum, maximum)| !(minimum..=maximum).contains(&value)) {
             None => Ok(()),
-            Some((what, value, minimum, most)) => Err(Error::BadConfig { what, value, least: minimum, most }),
+            Some((what, value, least, most)) => Err(Error::BadConfig { what, value, least, most }),
         }
     }
 
@@ -126,6 +127,7 @@ impl Config {
         events.min(MAX_EVENTS as u32 - 1)
     }
 
+    /// Returns the number of messages in the windows of all peers together.
     fn all_windows(&self, size: u32) -> u32 {
         u32::from(self.window_of(size)) * size
     }

@@ -21,15 +21,16 @@ use crate::{Error, SpaceBytes};
 pub enum Segment {
     /// Data that live as long as the program.
     Data,
-    /// Memory that is allocated.
+    /// Memory that is is_allocated.
     Heap,
-    /// Memory of calls.
+    /// Memory of function calls.
     Stack,
 }
 
 impl Segment {
     pub(crate) const ALL: [Self; 3] = [Self::Data, Self::Heap, Self::Stack];
 
+    /// Returns the index of the segment in arrays of all segments.
     fn index(self) -> usize {
         self as usize
     }
@@ -38,21 +39,24 @@ impl Segment {
 /// Alignment of blocks of the heap, and the unit of their lengths.
 const ALIGN: u64 = 64;
 
-/// The free blocks of the heap: lengths by starts. No two of them touch.
+/// The free blocks of the heap: the length of each, by its start. Two blocks never touch, because
+/// they would be joined.
 struct Heap(BTreeMap<u64, u64>);
 
 impl Heap {
+    /// Makes a heap of one free block.
     fn new(bytes: u64) -> Self {
         Self(BTreeMap::from([(0, bytes)]))
     }
 
-    /// Takes a block from the first free one that is long enough.
+    /// Takes a block from the first free one that is long enough, and returns its start.
     fn take(&mut self, bytes: u64) -> Option<u64> {
         if bytes == 0 {
             return Some(0);
         }
 
-        let (start, length) = self.0.iter().find(|(_, length)| **length >= bytes).map(|(&s, &l)| (s, l))?;
+        let (start, length) =
+            self.0.iter().find(|(_, length)| **length >= bytes).map(|(&start, &length)| (start, length))?;
         self.0.remove(&start);
         if length > bytes {
             self.0.insert(start + bytes, length - bytes);
@@ -66,13 +70,13 @@ impl Heap {
             return;
         }
 
-        if let Some(after) = self.0.remove(&(start + bytes)) {
-            bytes += after;
+        if let Some(length_after) = self.0.remove(&(start + bytes)) {
+            bytes += length_after;
         }
-        if let Some((&before, &length)) = self.0.range(..start).next_back()
-            && before + length == start
+        if let Some((&start_before, &length_before)) = self.0.range(..start).next_back()
+            && start_before + length_before == start
         {
-            (start, bytes) = (before, length + bytes);
+            (start, bytes) = (start_before, length_before + bytes);
         }
         self.0.insert(start, bytes);
     }
@@ -80,11 +84,13 @@ impl Heap {
 
 /// The segments of a rank.
 pub(crate) struct Space {
+    /// The region of each segment.
     regions: [Region; 3],
     heap: Mutex<Heap>,
 }
 
 impl Space {
+    /// Allocates the segments.
     pub(crate) fn allocate(interface: &Interface, bytes: SpaceBytes) -> Result<Arc<Self>, Error> {
         let [data, heap, stack] =
             [bytes.data, bytes.heap, bytes.stack].map(|bytes| interface.allocate(bytes));
@@ -93,6 +99,7 @@ impl Space {
         Ok(Arc::new(Self { regions, heap: Mutex::new(heap) }))
     }
 
+    /// Returns the memory of a segment.
     pub(crate) fn region(&self, segment: Segment) -> &Region {
         &self.regions[segment.index()]
     }
@@ -108,11 +115,11 @@ impl Space {
             start,
             capacity,
             length: bytes,
-            allocated: true,
+            is_allocated: true,
         })
     }
 
-    /// Lends a range of the data or the stack, or of the heap.
+    /// Makes a buffer of a range of a segment, which the caller divides.
     pub(crate) fn lend(
         self: &Arc<Self>,
         segment: Segment,
@@ -125,7 +132,7 @@ impl Space {
         }
 
         let (space, start, capacity) = (self.clone(), offset, length);
-        Ok(Buffer { space, segment, start, capacity, length, allocated: false })
+        Ok(Buffer { space, segment, start, capacity, length, is_allocated: false })
     }
 }
 
@@ -135,11 +142,13 @@ impl Space {
 pub struct Buffer {
     space: Arc<Space>,
     segment: Segment,
+    /// Offset of its first byte in the segment.
     start: u64,
+    /// The greatest length that it can have.
     capacity: u64,
     length: u64,
-    /// It is a block of the heap, which its end returns.
-    allocated: bool,
+    /// It is a block of the heap, which is returned when the buffer is dropped.
+    is_allocated: bool,
 }
 
 impl Buffer {
@@ -181,7 +190,7 @@ impl Buffer {
     /// [`Error::OutOfRange`] beyond the length.
     #[inline]
     pub fn write(&mut self, offset: usize, data: &[u8]) -> Result<(), Error> {
-        let at = self.place(offset, data.len())?;
+        let at = self.segment_offset(offset, data.len())?;
         Ok(self.region().write(at, data)?)
     }
 
@@ -191,7 +200,7 @@ impl Buffer {
     /// [`Error::OutOfRange`] beyond the length.
     #[inline]
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), Error> {
-        let at = self.place(offset, out.len())?;
+        let at = self.segment_offset(offset, out.len())?;
         Ok(self.region().read(at, out)?)
     }
 
@@ -205,9 +214,10 @@ impl Buffer {
         Ok(bytes)
     }
 
-    /// Returns the offset in the segment of a range of the buffer.
+    /// Returns the offset in the segment of a range of the buffer, or an error if the range leaves
+    /// the buffer.
     #[inline]
-    fn place(&self, offset: usize, length: usize) -> Result<u64, Error> {
+    fn segment_offset(&self, offset: usize, length: usize) -> Result<u64, Error> {
         let (offset, length) = (offset as u64, length as u64);
         if offset.checked_add(length).is_none_or(|end| end > self.length) {
             return Err(Error::OutOfRange { offset, length, size: self.length });
@@ -215,6 +225,7 @@ impl Buffer {
         Ok(self.start + offset)
     }
 
+    /// Returns the memory of the buffer's segment.
     pub(crate) fn region(&self) -> &Region {
         self.space.region(self.segment)
     }
@@ -224,21 +235,22 @@ impl Buffer {
         self.start
     }
 
+    /// Returns whether the buffer lies in these segments.
     pub(crate) fn belongs_to(&self, space: &Arc<Space>) -> bool {
         Arc::ptr_eq(&self.space, space)
     }
 
-    /// Returns the buffer, and leaves one without memory.
+    /// Takes the buffer, and leaves one without memory in its place.
     pub(crate) fn take(&mut self) -> Self {
         let (space, segment) = (self.space.clone(), self.segment);
-        let empty = Self { space, segment, start: 0, capacity: 0, length: 0, allocated: false };
+        let empty = Self { space, segment, start: 0, capacity: 0, length: 0, is_allocated: false };
         std::mem::replace(self, empty)
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if self.allocated {
+        if self.is_allocated {
             runtime::lock(&self.space.heap).give_back(self.start, self.capacity);
         }
     }

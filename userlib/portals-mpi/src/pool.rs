@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Handle {
     index: u32,
-    /// Odd, so that no handle is 0 as a number.
+    /// It is odd, so that no handle is 0 as a number.
     generation: u32,
 }
 
@@ -20,8 +20,10 @@ impl Handle {
     }
 }
 
+/// A place for an entry.
 #[derive(Debug)]
 struct Slot<T> {
+    /// Generation of the present entry, or of the last one.
     generation: u32,
     value: Option<T>,
 }
@@ -30,6 +32,7 @@ struct Slot<T> {
 #[derive(Debug)]
 pub(crate) struct Pool<T> {
     slots: Vec<Slot<T>>,
+    /// Indices of the slots without an entry.
     free: Vec<u32>,
 }
 
@@ -40,6 +43,7 @@ impl<T> Default for Pool<T> {
 }
 
 impl<T> Pool<T> {
+    /// Adds an entry, and returns its handle.
     pub(crate) fn insert(&mut self, value: T) -> Handle {
         if let Some(index) = self.free.pop()
             && let Some(slot) = self.slots.get_mut(index as usize)
@@ -54,16 +58,19 @@ impl<T> Pool<T> {
         Handle { index, generation: 1 }
     }
 
+    /// Returns an entry, unless it was removed.
     pub(crate) fn get_mut(&mut self, handle: Handle) -> Option<&mut T> {
         let slot = self.slots.get_mut(handle.index as usize)?;
         slot.value.as_mut().filter(|_| slot.generation == handle.generation)
     }
 
+    /// Returns an entry, unless it was removed.
     pub(crate) fn get(&self, handle: Handle) -> Option<&T> {
         let slot = self.slots.get(handle.index as usize)?;
         slot.value.as_ref().filter(|_| slot.generation == handle.generation)
     }
 
+    /// Removes an entry and returns it, or `None` if it was removed before.
     pub(crate) fn remove(&mut self, handle: Handle) -> Option<T> {
         let slot = self.slots.get_mut(handle.index as usize)?;
         if slot.generation != handle.generation {

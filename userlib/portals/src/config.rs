@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nicforge_seastar_firmware::matching::Limits;
 
-/// Where the messages of a process are matched.
+/// Where the messages of a process are matched with its match entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Mode {
     /// On the card. The process writes into a mailbox of its own, and no interrupt is needed. The
@@ -23,9 +23,9 @@ pub struct KernelConfig {
     /// Limits of each process in host-based mode. By default it has 16,384 match entries and
     /// descriptors, 256 queues, and 4,096 operations in progress in each direction.
     pub limits: Limits,
-    /// Maximum number of messages that wait for a process in host-based mode which has as many
-    /// operations in progress as its limits allow. The kernel drops further ones. 65,536 by
-    /// default.
+    /// Maximum number of messages that wait in the kernel for each process in host-based mode,
+    /// while it has as many operations in progress as its limits allow. The kernel drops further
+    /// ones. 65,536 by default.
     pub waiting: usize,
     /// The longest time for the answer to a command, and for the firmware's start. 5 s by default.
     pub timeout: Duration,

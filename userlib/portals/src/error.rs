@@ -54,7 +54,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Returns the reason of a code of a result.
+    /// Returns the reason that a result's [`code`] names.
     pub(crate) fn of_code(code: u32) -> Self {
         match code {
             code::NO_SPACE => Self::NoSpace,

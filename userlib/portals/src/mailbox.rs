@@ -16,12 +16,14 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::Error;
 
 /// Offset of the word of a result that is written last.
-const LAST_WORD: u64 = RESULT_BYTES as u64 - 8;
+const LAST_WORD_OFFSET: u64 = RESULT_BYTES as u64 - 8;
 
 /// A client's position in the network, from the card's mirror.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NetworkPosition {
+    /// Number of the client's node.
     pub(crate) node: u32,
+    /// Number of nodes of the network.
     pub(crate) nodes: u32,
     /// The client's process, or `None` for the kernel.
     pub(crate) process: Option<u16>,
@@ -29,16 +31,18 @@ pub(crate) struct NetworkPosition {
     pub(crate) processes: u32,
 }
 
-/// The words by which a client recognises that the firmware's incarnation has ended.
+/// An incarnation of the firmware, with the words by which a client recognises that it has ended.
 #[derive(Clone)]
 pub(crate) struct Incarnation {
     device: Device,
-    /// Value of [`Device::resets`] at the start.
+    /// Value of [`Device::resets`] when the mailbox was opened.
     resets: u32,
+    /// State of the firmware, in the card's mirror.
     state: SharedU32,
+    /// Number of the firmware's starts, in the card's mirror.
     epoch: SharedU32,
-    /// Number of the firmware's incarnation at the start.
-    began: u32,
+    /// Value of `epoch` when the mailbox was opened.
+    own_epoch: u32,
 }
 
 impl Incarnation {
@@ -52,7 +56,7 @@ impl Incarnation {
     pub(crate) fn check(&self) -> Result<(), Error> {
         let state = self.state.load(Ordering::Acquire);
         if state == firmware::RUNNING
-            && self.epoch.load(Ordering::Acquire) == self.began
+            && self.epoch.load(Ordering::Acquire) == self.own_epoch
             && self.device.resets() == self.resets
         {
             return Ok(());
@@ -60,6 +64,7 @@ impl Incarnation {
         Err(self.end_reason(state))
     }
 
+    /// Returns the error that names why the incarnation has ended. `state` is the firmware's state.
     #[cold]
     fn end_reason(&self, state: u32) -> Error {
         if self.device.resets() != self.resets {
@@ -74,27 +79,32 @@ impl Incarnation {
 
 /// Maximum number of commands that are posted without a wait for a result.
 const MAX_POSTED: u32 = SLOTS / 2;
-/// Offset of a result's code.
-const CODE: u64 = offset_of!(CommandResult, code) as u64;
+/// Offset of the code in a result.
+const CODE_OFFSET: u64 = offset_of!(CommandResult, code) as u64;
 
 /// A mailbox. A thread that calls waits for the result of its command. Puts and gets that the card
-/// cannot refuse are *posted*: their results are looked at in the next call that waits.
+/// cannot refuse are *posted*: the call returns at once, and the next call that waits checks their
+/// results.
 pub(crate) struct Mailbox {
     incarnation: Incarnation,
     doorbell: Doorbell,
+    /// Slots of commands.
     commands: Window,
+    /// Number of commands written, in the mailbox.
     tail: SharedU32,
+    /// Slots of results.
     results: Window,
     /// Number of the next command.
     next: u32,
-    /// Commands before the next one whose results no call has looked at.
+    /// Number of posted commands before the next one whose results no call has checked.
     posted: u32,
-    /// Puts and gets that the card will have room for.
+    /// Number of further puts and gets for which the card has said that it has room.
     room: u32,
-    /// A posted command was refused, and no call has said so.
+    /// A posted command was refused, and no call has reported that.
     has_refused: bool,
-    /// A command was not answered in time, and its slot is lost.
-    stuck: bool,
+    /// A command was not answered in time, or its result is being awaited. No other can be written.
+    is_stuck: bool,
+    /// The longest time for an answer.
     timeout: Duration,
 }
 
@@ -127,11 +137,17 @@ impl Mailbox {
         };
 
         let epoch = word(mirror::EPOCH)?;
-        let began = epoch.load(Ordering::Acquire);
+        let own_epoch = epoch.load(Ordering::Acquire);
         let tail = windows.u32(window::COMMAND_TAIL)?;
         let slots = u64::from(SLOTS);
         let mailbox = Self {
-            incarnation: Incarnation { device: device.clone(), resets: device.resets(), state, epoch, began },
+            incarnation: Incarnation {
+                device: device.clone(),
+                resets: device.resets(),
+                state,
+                epoch,
+                own_epoch,
+            },
             doorbell: device.doorbell(),
             commands: windows.window(window::COMMANDS, slots * COMMAND_BYTES as u64)?,
             next: tail.load(Ordering::Acquire),
@@ -140,7 +156,7 @@ impl Mailbox {
             posted: 0,
             room: 0,
             has_refused: false,
-            stuck: false,
+            is_stuck: false,
             timeout,
         };
         Ok((mailbox, position))
@@ -157,7 +173,7 @@ impl Mailbox {
     pub(crate) fn call(&mut self, command: &impl AsCommand) -> Result<CommandResult, Error> {
         self.check()?;
         if std::mem::take(&mut self.has_refused) {
-            // The refused command's own code would be read as the reason against this one.
+            // The posted command's own code would look like a refusal of this one.
             return Ok(CommandResult { code: code::NO_INTERFACE, ..CommandResult::default() });
         }
 
@@ -165,12 +181,13 @@ impl Mailbox {
         self.take_result()
     }
 
-    /// Starts a put or a get. It is posted if the card cannot refuse it: if `is_valid` says that
-    /// all it names exists, and the card has room.
+    /// Starts a put or a get. It is posted if the card cannot refuse it: if all that it names is
+    /// valid, as `is_valid` says, and the card has room. Otherwise its result is awaited.
     pub(crate) fn start(&mut self, command: &impl AsCommand, is_valid: bool) -> Result<CommandResult, Error> {
         let is_posted = is_valid && self.room > 0 && self.posted < MAX_POSTED && !self.has_refused;
         if !is_posted {
             let result = self.call(command)?;
+            // The value of the result is the number of puts and gets that may follow.
             self.room = result.value.try_into().unwrap_or(0);
             return Ok(result);
         }
@@ -182,8 +199,8 @@ impl Mailbox {
         Ok(CommandResult::default())
     }
 
-    /// Waits until the card has taken all posted commands.
-    pub(crate) fn settle(&mut self) -> Result<(), Error> {
+    /// Waits until the card has carried out all posted commands.
+    pub(crate) fn await_posted(&mut self) -> Result<(), Error> {
         if self.posted == 0 {
             return Ok(());
         }
@@ -195,11 +212,11 @@ impl Mailbox {
     /// Checks that a command can be written.
     fn check(&self) -> Result<(), Error> {
         self.incarnation.check()?;
-        if self.stuck { Err(Error::Unresponsive) } else { Ok(()) }
+        if self.is_stuck { Err(Error::Unresponsive) } else { Ok(()) }
     }
 
-    /// Writes the next command. At most [`MAX_POSTED`] before it are not known to be answered, so
-    /// that its slot is free.
+    /// Writes the next command and rings the doorbell. Its slot is free, because at most
+    /// [`MAX_POSTED`] commands before it may be unanswered.
     fn write(&mut self, command: &impl AsCommand) -> Result<(), Error> {
         let slot = u64::from(self.next % SLOTS);
         runtime::charge(runtime::Cost::Burst, COMMAND_BYTES / 64);
@@ -210,21 +227,22 @@ impl Mailbox {
         Ok(self.doorbell.after_store()?)
     }
 
-    /// Waits for the result of the last command, and looks at those of the posted ones before it.
+    /// Waits for the result of the last command, and checks those of the posted ones before it.
     fn take_result(&mut self) -> Result<CommandResult, Error> {
         let last = self.next.wrapping_sub(1);
-        self.stuck = true;
+        // An error of the wait leaves the mailbox stuck.
+        self.is_stuck = true;
         self.await_result(result_slot(last))?;
-        // The result lies in the card's memory. A load of it crosses the bus and returns.
+        // The result lies in the card's memory, so that a load of it crosses the bus.
         runtime::charge(runtime::Cost::TrappedAccess, 1);
         let mut bytes = [0; RESULT_BYTES];
         self.results.read_array(result_slot(last), &mut bytes)?;
-        self.stuck = false;
+        self.is_stuck = false;
 
-        // Results are in the order of their commands.
-        for behind in 1..=std::mem::take(&mut self.posted) {
-            let result = result_slot(last.wrapping_sub(behind));
-            let code = self.results.load_u32_relaxed(result + CODE)?;
+        // Commands are answered in order: those before the last one have their results, too.
+        for distance in 1..=std::mem::take(&mut self.posted) {
+            let result = result_slot(last.wrapping_sub(distance));
+            let code = self.results.load_u32_relaxed(result + CODE_OFFSET)?;
             self.has_refused |= code != code::OK;
         }
         Ok(CommandResult::read_from_bytes(&bytes).unwrap_or_default())
@@ -236,7 +254,7 @@ impl Mailbox {
         let mut waiter: Option<Waiter<'_>> = None;
 
         for iteration in 0_u64.. {
-            let last_word = self.results.load_u64_acquire(result + LAST_WORD)?;
+            let last_word = self.results.load_u64_acquire(result + LAST_WORD_OFFSET)?;
             // A result has the number of its command plus 1. That is `next` for the last command.
             if (last_word >> 32) as u32 == self.next {
                 return Ok(());

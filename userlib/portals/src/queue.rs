@@ -11,8 +11,8 @@ use crate::{Error, Event, link::Link};
 
 /// Bytes of an event.
 pub(crate) const EVENT_BYTES: u64 = size_of::<EventRecord>() as u64;
-/// Offset of an event's number, which is written last.
-const NUMBER: u64 = EVENT_BYTES - 4;
+/// Offset of the number in an event, which is written last.
+const NUMBER_OFFSET: u64 = EVENT_BYTES - 4;
 
 /// An event queue (`ptl_handle_eq_t`). Clones share the queue. Events that are not taken in time
 /// are written over, and the next call reports [`Error::EventsLost`].
@@ -29,13 +29,14 @@ pub(crate) struct QueueMemory {
 /// The part of an event queue that its clones share.
 pub(crate) struct Shared {
     link: Arc<Link>,
+    /// The card's handle of the queue.
     handle: u32,
     /// Address of its memory in the process's address space.
     address: u64,
     ring: Ring,
 }
 
-/// The consumer of events in memory.
+/// The ring of events in memory, of which this process is the consumer.
 struct Ring {
     memory: Window,
     /// Number of slots less one; the number is a power of two.
@@ -52,10 +53,12 @@ impl EventQueue {
         Self(Arc::new(Shared { link: link.clone(), handle, address, ring }))
     }
 
+    /// Returns the card's handle of the queue.
     pub(crate) fn handle(&self) -> u32 {
         self.0.handle
     }
 
+    /// Returns the link of the queue's interface.
     pub(crate) fn link(&self) -> &Arc<Link> {
         &self.0.link
     }
@@ -93,32 +96,34 @@ impl EventQueue {
 }
 
 impl Ring {
-    /// Returns the number of events that it can hold: one slot is always free for the writer.
+    /// Returns the number of events that it can hold. The writer may be filling one slot more.
     fn capacity(&self) -> u32 {
         self.mask
     }
 
-    /// Takes the next event from memory. An event's number is its index and 1.
+    /// Takes the next event from memory, if it is there. The number of an event is its index plus
+    /// 1.
     #[inline]
     fn take(&self) -> Result<Option<Event>, Error> {
         let mut taken = runtime::lock(&self.taken);
         let number = taken.wrapping_add(1);
         let slot = self.slot_offset(*taken);
-        let present = self.memory.load_u32_acquire(slot + NUMBER)?;
-        if present != number {
+        let found = self.memory.load_u32_acquire(slot + NUMBER_OFFSET)?;
+        if found != number {
             // A later event in the slot means that all before it are lost.
-            let is_newer = is_after(present, number);
-            return if is_newer { Err(skip(&mut taken, present.wrapping_sub(1))) } else { Ok(None) };
+            let is_newer = is_after(found, number);
+            return if is_newer { Err(skip_to(&mut taken, found.wrapping_sub(1))) } else { Ok(None) };
         }
 
         let mut bytes = [0; EVENT_BYTES as usize];
         self.memory.read_array(slot, &mut bytes)?;
         // Events are written in order. If the previous slot has a later event than this one, the
-        // writer may have come to this slot during the copy. The oldest event that is certainly
-        // whole is then `mask` - 1 events before the newest one seen.
-        let previous = self.memory.load_u32_acquire(self.slot_offset(taken.wrapping_sub(1)) + NUMBER)?;
+        // writer may have begun to overwrite this slot during the copy. The oldest event that is
+        // certainly intact then comes `mask` - 1 events before the one in the previous slot.
+        let previous =
+            self.memory.load_u32_acquire(self.slot_offset(taken.wrapping_sub(1)) + NUMBER_OFFSET)?;
         if is_after(previous, number) {
-            return Err(skip(&mut taken, previous.wrapping_sub(self.mask)));
+            return Err(skip_to(&mut taken, previous.wrapping_sub(self.mask)));
         }
 
         *taken = number;
@@ -134,9 +139,9 @@ impl Ring {
     }
 }
 
-/// Continues at the event with index `next`, and returns the number of lost ones as an error.
+/// Moves on to the event with index `next`. Returns the error that reports the events skipped.
 #[cold]
-fn skip(taken: &mut u32, next: u32) -> Error {
+fn skip_to(taken: &mut u32, next: u32) -> Error {
     let lost = next.wrapping_sub(*taken);
     *taken = next;
     Error::EventsLost { lost }
@@ -154,34 +159,36 @@ pub(crate) fn wait_any(
     deadline: Deadline,
     cancel: Option<&Cancel>,
 ) -> Result<(usize, Event), Error> {
-    const WHAT: &str = "an event";
-    let Some(first) = queues.first() else { return Err(Error::Timeout { what: WHAT }) };
+    const AWAITED: &str = "an event";
+    let Some(first) = queues.first() else { return Err(Error::Timeout { what: AWAITED }) };
     let device = first.link().device();
     let mut waiter = Waiter::new(device, deadline, cancel);
 
     loop {
-        let mut ended = Ok(());
+        // An error of one queue is reported only if no other queue has an event.
+        let mut checked = Ok(());
         for (position, queue) in queues.iter().enumerate() {
             match queue.get() {
                 Ok(Some(event)) => return Ok((position, event)),
                 Ok(None) => {}
                 Err(error @ Error::EventsLost { .. }) => return Err(error),
-                Err(error) => ended = Err(error),
+                Err(error) => checked = Err(error),
             }
         }
 
-        ended?;
-        waiter.check().map_err(|end| Error::of_wait(end, WHAT))?;
+        checked?;
+        waiter.check().map_err(|end| Error::of_wait(end, AWAITED))?;
         waiter.pause(device)?;
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // The queue of a lost card needs no end. A queue in use stays until the interface ends.
+        // This fails on a lost card, and for a queue that descriptors use, which stays until the
+        // interface ends. The memory is then not used again.
         let free = Command { kind: command::FREE_QUEUE, handle: self.handle, ..Command::default() };
-        let is_free = self.link.call("PtlEQFree", &free).is_ok();
-        if is_free {
+        let is_freed = self.link.call("PtlEQFree", &free).is_ok();
+        if is_freed {
             let (window, address) = (self.ring.memory.clone(), self.address);
             self.link.release_queue(QueueMemory { window, address });
         }

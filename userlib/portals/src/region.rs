@@ -6,7 +6,7 @@ use nicforge_driver::DmaBuffer;
 
 use crate::Error;
 
-/// Memory of an interface, as its address map knows it. Clones share the memory.
+/// Memory that an interface has allocated, and that its process may name. Clones share the memory.
 ///
 /// A region is contiguous for the card, or *scattered*: then it consists of pieces of equal length,
 /// and the kernel makes the DMA engines' command lists. It stays registered until its interface is
@@ -18,34 +18,36 @@ pub struct Region(pub(crate) Arc<Pieces>);
 pub(crate) struct Pieces {
     /// Address of its first byte, in the process's address space.
     pub(crate) base: u64,
+    /// Number of its bytes.
     pub(crate) length: u64,
-    /// Length of each piece, a power of two. A contiguous region has one piece.
+    /// Length of each piece, a power of two. The only piece of a contiguous region has any length.
     pub(crate) piece: u64,
+    /// The memory of each piece.
     pub(crate) buffers: Vec<DmaBuffer>,
 }
 
 impl Pieces {
-    /// Calls `call` with the buffer, the offset in it and the length of each piece of a range, in
-    /// order.
-    pub(crate) fn each(
+    /// Calls `visit` for each part of a range that lies in one piece, in order. Its arguments are
+    /// the piece's buffer, the part's offset in the buffer, and the part's length.
+    pub(crate) fn for_each_part(
         &self,
         offset: u64,
         length: u64,
-        mut call: impl FnMut(&DmaBuffer, u64, u64) -> Result<(), Error>,
+        mut visit: impl FnMut(&DmaBuffer, u64, u64) -> Result<(), Error>,
     ) -> Result<(), Error> {
         if offset.checked_add(length).is_none_or(|end| end > self.length) {
             return Err(Error::OutOfRange { offset, length, size: self.length });
         }
         if let [buffer] = &*self.buffers {
-            return call(buffer, offset, length);
+            return visit(buffer, offset, length);
         }
 
         let (mut at, end) = (offset, offset + length);
         while at < end {
-            let within = at % self.piece;
-            let part = (self.piece - within).min(end - at);
+            let in_piece = at % self.piece;
+            let part = (self.piece - in_piece).min(end - at);
             if let Some(buffer) = self.buffers.get((at / self.piece) as usize) {
-                call(buffer, within, part)?;
+                visit(buffer, in_piece, part)?;
             }
             at += part;
         }
@@ -77,7 +79,7 @@ impl Region {
     /// [`Error::OutOfRange`].
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
         let mut remaining = data;
-        self.0.each(offset, data.len() as u64, |buffer, at, length| {
+        self.0.for_each_part(offset, data.len() as u64, |buffer, at, length| {
             let (part, rest) = remaining.split_at(length as usize);
             remaining = rest;
             Ok(buffer.write(at, part)?)
@@ -90,7 +92,7 @@ impl Region {
     /// [`Error::OutOfRange`].
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Error> {
         let (length, mut at_out) = (out.len() as u64, 0);
-        self.0.each(offset, length, |buffer, at, length| {
+        self.0.for_each_part(offset, length, |buffer, at, length| {
             let end = at_out + length as usize;
             buffer.read(at, &mut out[at_out..end])?;
             at_out = end;

@@ -9,6 +9,9 @@ use nicforge_hwi::seastar::{
 
 use crate::{EventQueue, Region};
 
+/// Bit of an event record's flags: its operation has unlinked the descriptor.
+const UNLINKED: u16 = 1;
+
 /// The name of a process in the network (`ptl_process_id_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProcessId {
@@ -37,6 +40,7 @@ impl Initiator {
     /// Any process of any node.
     pub const ANY: Self = Self { node: None, process: None };
 
+    /// Returns the node and the process as a command names them.
     pub(crate) fn encode(self) -> (u32, u16) {
         (self.node.unwrap_or(ANY_NODE), self.process.unwrap_or(ANY_PROCESS))
     }
@@ -112,6 +116,7 @@ pub enum Threshold {
 }
 
 impl Threshold {
+    /// Returns the threshold as a command names it.
     pub(crate) fn encode(self) -> i32 {
         match self {
             Self::Infinite => THRESHOLD_INFINITE,
@@ -191,7 +196,7 @@ pub enum Ack {
     Requested,
 }
 
-/// The part of the target that a put or get addresses.
+/// The part of a target process that a put or get addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     /// The process.
@@ -202,7 +207,8 @@ pub struct Target {
     pub access: u8,
     /// Match bits.
     pub match_bits: u64,
-    /// Offset, which counts in a descriptor with [`Options::MANAGE_REMOTE`].
+    /// Offset in the target's descriptor, if that has [`Options::MANAGE_REMOTE`]; otherwise
+    /// ignored.
     pub offset: u64,
 }
 
@@ -223,6 +229,7 @@ pub struct Access {
 }
 
 impl Access {
+    /// Returns the portal as a command names it.
     pub(crate) fn portal(self) -> u8 {
         self.portal.unwrap_or(ANY_PORTAL)
     }
@@ -263,6 +270,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
+    /// Returns the kind with one of the codes of [`event`].
     fn of_code(code: u8) -> Option<Self> {
         Some(match code {
             event::GET_START => Self::GetStart,
@@ -294,6 +302,7 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// Returns the failure with one of the codes of [`failure`], or `None` for success.
     fn of_code(code: u16) -> Option<Self> {
         match code {
             0 => None,
@@ -316,7 +325,7 @@ pub struct Event {
     pub descriptor: DescriptorId,
     /// Value that the descriptor was given.
     pub user_pointer: u64,
-    /// The place that the message addresses, and the bytes that were moved.
+    /// The addressed part of the target, and the bytes that were moved.
     pub message: Transfer,
     /// Why the operation failed, if it did.
     pub failure: Option<Failure>,
@@ -362,7 +371,7 @@ impl Event {
                 offset: record.offset,
             },
             failure: Failure::of_code(record.failure),
-            unlinked: record.flags & 1 != 0,
+            unlinked: record.flags & UNLINKED != 0,
             link: record.link,
             sequence: record.number.wrapping_sub(1),
         })

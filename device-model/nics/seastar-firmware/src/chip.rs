@@ -19,29 +19,29 @@ pub struct Stream(pub u16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Client(pub u16);
 
-/// The firmware's name for a transmission.
+/// The number by which the firmware knows a message that it has passed to the transmit DMA engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Transmission(pub u32);
 
-/// Maximum number of messages of an [`Event::Transmitted`].
-pub const MAX_ENDS: usize = 8;
+/// Maximum number of transmissions that one [`Event::Transmitted`] reports.
+pub const MAX_TRANSMISSIONS_IN_EVENT: usize = 8;
 
-/// Names of 1 to [`MAX_ENDS`] transmissions.
+/// The transmissions that one [`Event::Transmitted`] reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmissions {
-    names: [Transmission; MAX_ENDS],
+    names: [Transmission; MAX_TRANSMISSIONS_IN_EVENT],
     count: u8,
 }
 
 impl Transmissions {
-    /// Returns the name of one transmission.
+    /// Makes a list of one transmission.
     #[must_use]
     #[inline]
     pub const fn one(name: Transmission) -> Self {
-        Self { names: [name; MAX_ENDS], count: 1 }
+        Self { names: [name; MAX_TRANSMISSIONS_IN_EVENT], count: 1 }
     }
 
-    /// Adds a name, if it has room.
+    /// Adds a transmission. A full list stays as it is.
     #[inline]
     pub fn push(&mut self, name: Transmission) {
         if let Some(slot) = self.names.get_mut(usize::from(self.count)) {
@@ -116,17 +116,18 @@ pub struct Transmit {
     pub pieces: Pieces,
 }
 
-/// How the data of a message ended.
+/// How the transfer of a message's data by a DMA engine has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DataEnd {
+pub enum TransferStatus {
     /// All bytes were moved.
     Complete,
-    /// The end-to-end check failed, or the sender could not read its memory: it has filled the rest
-    /// of the message.
+    /// The end-to-end check failed, or the sender could not read its memory and sent filler in
+    /// place of the rest.
     Corrupt,
-    /// Memory could not be accessed. The rest of the message was filled or discarded.
+    /// Memory of this node could not be accessed. The sender fills the rest of the message; the
+    /// receiver discards it.
     MemoryFault,
-    /// The sender's incarnation has ended in the middle.
+    /// The sender's incarnation ended in the middle of the message: the rest will never come.
     Cut,
 }
 
@@ -181,21 +182,21 @@ pub enum Event {
         /// The packet.
         packet: HeaderPacket,
     },
-    /// The transmit engine has read and sent all of some messages. Messages whose ends it has at
-    /// the same time are shown together.
+    /// The transmit engine has finished some messages. Those that end at the same time are reported
+    /// together.
     Transmitted {
         /// The messages.
         names: Transmissions,
-        /// How the data of each of them ended: [`DataEnd::Complete`], [`DataEnd::MemoryFault`], or
-        /// [`DataEnd::Cut`] if an incarnation of this node has ended before.
-        end: DataEnd,
+        /// Status of each of them: [`TransferStatus::Complete`], [`TransferStatus::MemoryFault`],
+        /// or [`TransferStatus::Cut`] if this node's incarnation ended before all was sent.
+        status: TransferStatus,
     },
-    /// The data of a stream have ended. The stream is free again.
+    /// All data of a stream's message have arrived, or no more will. The stream is free again.
     Received {
         /// The stream.
         stream: Stream,
-        /// How the data ended.
-        end: DataEnd,
+        /// How the transfer has ended.
+        status: TransferStatus,
     },
     /// An incarnation of another node has ended. All that it sent before has been shown.
     NodeDown {
@@ -210,7 +211,8 @@ pub enum Event {
 ///
 /// The chip has room for [`MAX_CALLS`] calls that have effects before it polls the firmware.
 pub trait Chip {
-    /// Passes cycles of the embedded processor, of 2 ns each.
+    /// Lets the processor's time advance by the cycles, of 2 ns each, that a step of the firmware
+    /// takes.
     fn charge(&mut self, cycles: u32);
 
     /// Returns the processor's time in nanoseconds.
@@ -243,15 +245,15 @@ pub trait Chip {
     /// [`Halted`].
     fn transmit(&mut self, message: &Transmit) -> Result<(), Halted>;
 
-    /// Says where the first `length` bytes of a stream go. The rest is discarded. With `length` 0,
-    /// all of it is. [`Event::Received`] follows.
+    /// Programs the receive DMA engine: the first `length` bytes of a stream go to `pieces`, and
+    /// the rest is discarded. With `length` 0, all is discarded. [`Event::Received`] follows.
     ///
     /// # Errors
     /// [`Halted`].
     fn receive(&mut self, stream: Stream, length: u32, pieces: Pieces) -> Result<(), Halted>;
 
-    /// Writes 1 to [`MAX_HOST_WRITE`] bytes to a client's memory. If that fails, the client is
-    /// counted an error.
+    /// Writes 1 to [`MAX_HOST_WRITE`] bytes to a client's memory. The device counts a write that
+    /// fails.
     ///
     /// The last 4 bytes are written in one piece behind the others, as the word that hands an event
     /// over. `address` is a multiple of 4 then, and so is the length.
@@ -266,11 +268,12 @@ pub trait Chip {
     /// [`Halted`].
     fn interrupt(&mut self, client: Client, vector: u16) -> Result<(), Halted>;
 
-    /// Begins (`true`) or ends an incarnation of this node. Peers see it; from its end on, the
-    /// device discards what it receives for the incarnation, and what remains of messages on
-    /// [`Channel::Data`]. [`Event::Transmitted`] and [`Event::Received`] follow for each of these
-    /// all the same. Messages on [`Channel::Control`] are sent without an incarnation, too: they
-    /// answer peers.
+    /// Begins (`true`) or ends (`false`) an incarnation of this node. Other nodes see the change.
+    ///
+    /// From the end of an incarnation on, the device discards what it receives for it, and what
+    /// remains of its messages on [`Channel::Data`]. [`Event::Transmitted`] and [`Event::Received`]
+    /// follow for each of these all the same. Messages on [`Channel::Control`] answer other nodes,
+    /// and are sent without an incarnation, too.
     ///
     /// # Errors
     /// [`Halted`].
@@ -300,9 +303,9 @@ pub const MAX_COUNTERS: usize = 32;
 /// The result of a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Polled {
-    /// It has handled an event, or has more to do.
+    /// The program has handled an event, or has more to do.
     Busy,
-    /// It has nothing to do until the next event.
+    /// The program has nothing to do until the next event.
     Idle,
 }
 
@@ -312,7 +315,8 @@ pub trait Program {
     /// [`MAX_COUNTERS`].
     const COUNTERS: &'static [&'static str] = &[];
 
-    /// Stores the values of the counters, in the order of their names. There is a place for each.
+    /// Stores the values of the counters in `values`, in the order of [`Self::COUNTERS`]. The slice
+    /// has a place for each.
     fn count(&self, values: &mut [u64]) {
         let _ = values;
     }

@@ -253,7 +253,7 @@ impl Network {
     /// Returns the message that a node transmits next.
     fn next(&self, node: &Node) -> Option<Slot> {
         let mut sender = node.sender;
-        let slot = sender.next(&node.send_queues);
+        let slot = sender.next_to_transmit(&node.send_queues);
         match self.variant {
             Variant::RepeatLastFirst if slot.is_some() => {
                 let last = node.send_queues.0.iter().rposition(Option::is_some)?;
@@ -265,7 +265,7 @@ impl Network {
                 for place in 0..MESSAGES as u16 {
                     sender.transmitted(&mut send_queues, Slot(place));
                 }
-                sender.next(&send_queues)
+                sender.next_to_transmit(&send_queues)
             }
             _ => slot,
         }
@@ -275,7 +275,7 @@ impl Network {
     fn start(&self, state: &mut State, node: usize) -> Option<()> {
         let slot = self.next(&state.nodes[node])?;
         let node_state = &mut state.nodes[node];
-        node_state.sender.start(&mut node_state.send_queues, slot);
+        node_state.sender.begin_transmission(&mut node_state.send_queues, slot);
         node_state.engine.push_back(slot.0 as Message);
 
         let flight = node_state.send_queues.flight(slot)?;
@@ -297,7 +297,7 @@ impl Network {
         let peer = state.nodes[1 - node].clone();
         let node_state = &mut state.nodes[node];
 
-        while let Some((slot, outcome)) = node_state.sender.leave(&mut node_state.send_queues) {
+        while let Some((slot, outcome)) = node_state.sender.pop_ended(&mut node_state.send_queues) {
             let message = slot.0 as Message;
             node_state.send_queues.0[usize::from(slot.0)] = None;
             let was_taken = peer.taken & 1 << message != 0;
@@ -563,7 +563,7 @@ impl Model for Network {
                 let resynchronize = core::mem::take(&mut node_state.resynchronize);
                 node_state.send_queues.0[usize::from(message)] =
                     Some(Flight::new(node_state.next_number, long));
-                node_state.sender.join(
+                node_state.sender.push(
                     &mut node_state.send_queues,
                     Slot(message.into()),
                     may_be_implicit,

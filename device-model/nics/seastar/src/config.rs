@@ -22,11 +22,11 @@ use crate::{
 
 /// Maximum number of bytes of a packet over links without a bandwidth.
 pub const DEFAULT_MTU: usize = 8 << 10;
-/// Largest such number.
+/// Largest value of [`Options::mtu`].
 pub const MAX_MTU: usize = 1 << 16;
-/// Packets of buffer at the receiving end of each virtual channel of a link.
+/// Number of packets for which the receiving end of each virtual channel of a link has buffers.
 pub const CREDITS: u32 = 32;
-/// Number of attachments of a node with all processes.
+/// Maximum number of attachments of a node: the kernel's and one for each process.
 pub(crate) const MAX_CLIENTS: usize = MAX_PROCESSES as usize + 1;
 /// Maximum number of dimensions of a torus.
 const MAX_DIMENSIONS: usize = 3;
@@ -36,20 +36,21 @@ const MAX_DIMENSIONS: usize = 3;
 pub struct Options {
     /// Number of processes of a node, 1 to [`MAX_PROCESSES`].
     pub processes: u16,
-    /// Clock of the embedded processor. The cycles of the default take no time.
+    /// Clock of the embedded processor. With the default, its work takes no time.
     pub clock: Clock,
     /// Rate of the host interface in each direction in megabytes a second; 0 for no limit.
     pub host_rate: u32,
-    /// Whether messages with data in several packets carry an end-to-end check; `None` for links
-    /// with a bandwidth alone.
+    /// Whether messages with data in several packets carry an end-to-end check. With `None`, they
+    /// do if the links have a bandwidth.
     pub end_to_end_crc: Option<bool>,
     /// Maximum number of bytes of a packet over links without a bandwidth, [`PACKET`] to
     /// [`MAX_MTU`]. Over other links a packet has [`PACKET`] bytes.
     pub mtu: usize,
-    /// Number of nodes whose firmware may have a thread of its own, the first ones. That of the
-    /// others is stepped in every machine.
+    /// Number of nodes, from the first one on, whose firmware may have a thread of its own. The
+    /// firmware of the others is stepped in every machine.
     pub firmware_threads: u32,
-    /// Links. The number of virtual channels and the longest packet are the network's own.
+    /// Properties of the links. The network itself sets the number of virtual channels and the
+    /// longest packet.
     pub link: LinkSpec,
 }
 
@@ -124,15 +125,16 @@ pub enum NetworkError {
 #[derive(Clone, Debug)]
 pub struct Network {
     torus: Torus,
+    /// The routing table of each node.
     tables: Arc<Vec<TablePolicy>>,
     options: Options,
     incarnations: Arc<SharedIncarnations>,
 }
 
 impl Network {
-    /// Returns a torus with these lengths. Dimension `d` is closed to rings if `wraps` says so for
-    /// it, or says nothing; one of fewer than three nodes never is, since its nodes are neighbours
-    /// anyhow.
+    /// Returns a torus with these lengths. `wraps` tells for each dimension whether its last node
+    /// has a cable to its first; dimensions that it leaves out have one. A dimension of fewer than
+    /// three nodes never has, because its nodes are neighbours already.
     ///
     /// # Errors
     /// [`NetworkError`] names the value that does not fit. Routes that could deadlock are refused.
@@ -158,7 +160,7 @@ impl Network {
         options.link.max_packet = if is_timed { PACKET } else { options.mtu };
         options.end_to_end_crc.get_or_insert(is_timed);
 
-        let tables: Vec<_> = (0..nodes).map(|node| table(&torus, node)).collect();
+        let tables: Vec<_> = (0..nodes).map(|node| routing_table(&torus, node)).collect();
         check_deadlock(&torus, &tables)?;
 
         let incarnations = Arc::new(SharedIncarnations::new(nodes));
@@ -185,8 +187,8 @@ impl Network {
         if node < self.options.firmware_threads { CompanionMode::Threads } else { CompanionMode::Stepped }
     }
 
-    /// Returns the configuration of a node's device.
-    pub(crate) fn node(&self, node: u32) -> Result<Site, NetworkError> {
+    /// Returns what a node's device needs to know about its place in the network.
+    pub(crate) fn site(&self, node: u32) -> Result<Site, NetworkError> {
         let nodes = self.nodes();
         let table = self.tables.get(node as usize).ok_or(NetworkError::NoNode { node, nodes })?;
         Ok(Site {
@@ -204,8 +206,11 @@ impl Network {
 /// A node's place in its network.
 #[derive(Debug)]
 pub(crate) struct Site {
+    /// Number of the node.
     pub(crate) node: u32,
+    /// Number of nodes of the network.
     pub(crate) nodes: u32,
+    /// Number of ports with links.
     pub(crate) ports: u8,
     pub(crate) table: TablePolicy,
     /// Where the firmware runs on a machine with threads.
@@ -228,11 +233,13 @@ fn check_options(options: &Options) -> Result<(), NetworkError> {
     Ok(())
 }
 
-/// Returns the table of a node: the first dimension in which a target is elsewhere comes first.
+/// Returns the routing table of a node: dimension-order routing. A packet leaves by the first
+/// dimension in which its target's coordinate differs from this node's.
 ///
-/// In a ring, a packet is on the first channel of its class while the cable from the last node to
-/// the first is still ahead of it, and on the second one otherwise. No channel thus closes a ring.
-fn table(torus: &Torus, node: u32) -> TablePolicy {
+/// In a ring, a packet is on the first channel of its class while the cable between the last node
+/// and the first is still ahead of it, and on the second one otherwise. No channel thus closes a
+/// ring.
+fn routing_table(torus: &Torus, node: u32) -> TablePolicy {
     let mut table = TablePolicy::new(torus.nodes(), TableRules { first_vcs: FIRST_VCS });
     let Some(here) = torus.coordinates(node) else { return table };
 
@@ -248,21 +255,25 @@ fn table(torus: &Torus, node: u32) -> TablePolicy {
         let is_up = match way.direction {
             Direction::Up => true,
             Direction::Down => false,
-            // Half a ring: the nodes share out both directions.
+            // The target is half a ring away: even nodes go up and odd ones down, so that both
+            // directions have the same load.
             Direction::Either => from % 2 == 0,
         };
 
         let wraps = torus.dimensions()[dimension].wraps;
-        let crosses = wraps && is_up == (to < from);
-        table.set_exit(target, dimension as u8 * 2 + u8::from(!is_up), u8::from(!crosses));
+        let crosses_dateline = wraps && is_up == (to < from);
+        let port = dimension as u8 * 2 + u8::from(!is_up);
+        let channel_of_class = u8::from(!crosses_dateline);
+        table.set_exit(target, port, channel_of_class);
     }
     table
 }
 
-/// Checks that packets of either class cannot wait for each other in a circle.
+/// Checks for each of the two classes of packets that its virtual channels cannot wait for each
+/// other in a circle.
 ///
-/// The classes have virtual channels of their own. A receiver takes the packets of both without
-/// waiting for its own transmission.
+/// The classes have virtual channels of their own, and a receiver takes the packets of both without
+/// waiting for its own transmission. They therefore never wait for each other.
 fn check_deadlock(torus: &Torus, tables: &[TablePolicy]) -> Result<(), DeadlockError> {
     let mut graph = WaitGraph::new(torus, NodeChannels { vcs: CHANNELS as u8, fifos: 0 })?;
     for class in [DATA, CONTROL] {
@@ -293,7 +304,7 @@ mod tests {
     #[test]
     fn rings_without_a_dateline_are_refused() {
         let torus = Torus::new(&[Dimension::torus(5)]).unwrap();
-        let mut tables: Vec<_> = (0..5).map(|node| table(&torus, node)).collect();
+        let mut tables: Vec<_> = (0..5).map(|node| routing_table(&torus, node)).collect();
         for (node, table) in tables.iter_mut().enumerate() {
             for hops in 1..3 {
                 assert!(table.set_exit((node as u32 + hops) % 5, 0, 0));

@@ -54,7 +54,7 @@ const MAX_HOST_RATE: u32 = 1_000_000;
 /// The longest time-out of a node in milliseconds: an hour.
 const MAX_TIMEOUT: u64 = 3_600_000;
 /// The time-out unless the file says otherwise, in milliseconds.
-const TIMEOUT: u64 = 10_000;
+const DEFAULT_TIMEOUT: u64 = 10_000;
 /// Nanoseconds of a millisecond.
 const MILLISECOND: u64 = 1_000_000;
 
@@ -77,14 +77,14 @@ pub struct FirmwareOptions {
 /// The family of SeaStar networks. The module documentation describes their tables.
 #[derive(Clone, Copy, Debug)]
 pub struct Networks<P> {
+    /// Makes a node's firmware.
     make: fn(FirmwareOptions) -> P,
-    /// Number of processors of the host.
+    /// Number of processors of the host, or `None` to ask the host.
     processors: Option<u32>,
 }
 
 impl<P: Program + Send + 'static> Networks<P> {
-    /// Returns the family with a firmware: `make` makes it at the start of each incarnation of a
-    /// node's processor.
+    /// Returns the family with a firmware: `make` makes it at each start of a node's processor.
     pub const fn new(make: fn(FirmwareOptions) -> P) -> Self {
         Self { make, processors: None }
     }
@@ -95,8 +95,8 @@ impl<P: Program + Send + 'static> Networks<P> {
         Self { processors: Some(processors), ..self }
     }
 
-    /// Returns the number of threads for the networks whose sections name none: the processors less
-    /// one, which is for the engine.
+    /// Returns the number of firmware threads that the networks share whose sections name none: one
+    /// for each processor of the host, except one for the engine.
     fn threads(&self) -> u32 {
         let of_host = || {
             let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -162,7 +162,7 @@ struct NetworkSection {
     link: LinkSection,
 }
 
-/// The default of values that are on.
+/// Returns the default of options that are on unless the file says otherwise.
 const fn yes() -> bool {
     true
 }
@@ -188,7 +188,7 @@ impl NetworkSection {
         })
     }
 
-    /// Returns the network.
+    /// Returns the network that the section describes. `threads` is as in [`Self::options`].
     fn network(&self, section: &Section<'_>, threads: u32) -> Result<Network, SectionError> {
         let lengths = self.torus.get_ref();
         let wraps = list_of("wrap", self.wrap.as_ref(), lengths.len())?;
@@ -201,7 +201,7 @@ impl NetworkSection {
     /// Returns the time-out of nodes in nanoseconds.
     fn node_timeout(&self) -> Result<u64, SectionError> {
         let milliseconds =
-            range_or("node_timeout_ms", self.node_timeout_ms.as_ref(), (1, MAX_TIMEOUT), TIMEOUT)?;
+            range_or("node_timeout_ms", self.node_timeout_ms.as_ref(), (1, MAX_TIMEOUT), DEFAULT_TIMEOUT)?;
         Ok(milliseconds * MILLISECOND)
     }
 }
@@ -233,13 +233,14 @@ impl<P: Program + Send + 'static> Family for Networks<P> {
         for section in &sections {
             let parsed: NetworkSection = section.parse()?;
             let network = parsed.network(section, threads)?;
+            // The networks that set no number of threads share those of the host.
             if parsed.firmware_threads.is_none() {
                 threads = threads.saturating_sub(network.nodes());
             }
 
             if network.nodes() > MAX_ALL_NODES - nodes {
                 let expected = format!("at most {MAX_ALL_NODES} nodes in all networks together");
-                return Err(refuse_value("torus", &debug(&parsed.torus), expected));
+                return Err(refuse_value("torus", &text_of(&parsed.torus), expected));
             }
 
             self.add_network(plan, section, &network, &parsed, nodes)?;
@@ -249,13 +250,14 @@ impl<P: Program + Send + 'static> Family for Networks<P> {
     }
 }
 
-/// Returns the lengths of a torus as the text of an error shows them.
-fn debug(torus: &Spanned<Vec<u32>>) -> Spanned<String> {
+/// Returns the lengths of a torus as text for an error.
+fn text_of(torus: &Spanned<Vec<u32>>) -> Spanned<String> {
     Spanned::new(torus.span(), format!("{:?}", torus.get_ref()))
 }
 
 impl<P: Program + Send + 'static> Networks<P> {
-    /// Adds the nodes of one network. Their numbers begin at `first`.
+    /// Adds the nodes and links of one network to the plan. The nodes are named `ss` and a number,
+    /// from `first` on.
     fn add_network(
         &self,
         plan: &mut Plan,

@@ -4,8 +4,8 @@
 //! packet of an earlier incarnation is recognized whenever it comes. The table thus has no drain
 //! time: a change is seen at once.
 //!
-//! A device looks at the atomic words in its steps. It takes the lock only when it begins or ends a
-//! incarnation, and when the number of changes has moved.
+//! A device looks at the atomic words in its steps. It takes the lock only when it begins or ends
+//! an incarnation, and when the number of changes has moved.
 
 use std::{
     collections::BTreeSet,
@@ -18,8 +18,8 @@ use std::{
 use nicforge_core::time::Nanos;
 use nicforge_network::presence::Presence;
 
-/// Changes that are kept for devices that have not looked. A device that has missed more looks at
-/// all nodes.
+/// Number of changes that the table keeps for devices that have not seen them. A device that has
+/// missed more must look at all nodes.
 const KEPT: u64 = 1024;
 
 /// The table of a network.
@@ -27,7 +27,7 @@ const KEPT: u64 = 1024;
 pub(crate) struct Incarnations {
     /// The incarnation of each node, 0 for none.
     shown: Box<[AtomicU32]>,
-    /// Number of changes.
+    /// Number of changes so far.
     changes: AtomicU64,
     record: Mutex<Record>,
 }
@@ -40,15 +40,15 @@ struct Record {
     changed: Box<[u32]>,
 }
 
-/// How far a device has seen the changes of a table.
+/// The number of a table's changes that a device has seen.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cursor(u64);
 
-/// Nodes that a device has to look at.
+/// Nodes whose incarnation has changed since a device last looked.
 pub(crate) enum Changed {
-    /// Their numbers, with repetitions.
+    /// These nodes. One that has changed several times is named as often.
     Nodes(Vec<u32>),
-    /// All of them.
+    /// Possibly all nodes: the table no longer keeps all changes.
     All,
 }
 
@@ -87,10 +87,11 @@ impl Incarnations {
         });
     }
 
-    /// Changes the table, and shows the incarnation that `change` returns.
-    fn change(&self, node: u32, change: impl FnOnce(&mut Presence) -> u32) -> u32 {
+    /// Changes the presence of a node under the lock. `update` returns the node's incarnation after
+    /// the change, which the table then shows and counts as a change, and which is returned.
+    fn change(&self, node: u32, update: impl FnOnce(&mut Presence) -> u32) -> u32 {
         let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
-        let incarnation = change(&mut record.presence);
+        let incarnation = update(&mut record.presence);
 
         if let Some(shown) = self.shown.get(node as usize)
             && shown.swap(incarnation, Ordering::AcqRel) != incarnation
@@ -124,26 +125,37 @@ impl Incarnations {
 /// The tables of a network: one for each machine that is built of its plan.
 ///
 /// A plan can be built several times, and each machine has a table of its own. A machine has one
-/// device of each node, so a node that comes again belongs to the next machine.
+/// device of each node. A second device of a node therefore belongs to the next machine.
 #[derive(Debug)]
 pub(crate) struct SharedIncarnations {
+    /// Number of nodes.
     nodes: u32,
-    current: Mutex<(Arc<Incarnations>, BTreeSet<u32>)>,
+    current: Mutex<CurrentTable>,
+}
+
+/// The table of the machine that is being built.
+#[derive(Debug)]
+struct CurrentTable {
+    table: Arc<Incarnations>,
+    /// Nodes whose devices have the table.
+    nodes: BTreeSet<u32>,
 }
 
 impl SharedIncarnations {
     /// Returns the tables of a network of this size.
     pub(crate) fn new(nodes: u32) -> Self {
-        Self { nodes, current: Mutex::new((Arc::new(Incarnations::new(nodes)), BTreeSet::new())) }
+        let table = Arc::new(Incarnations::new(nodes));
+        Self { nodes, current: Mutex::new(CurrentTable { table, nodes: BTreeSet::new() }) }
     }
 
     /// Returns the table for the device of a node.
     pub(crate) fn of_node(&self, node: u32) -> Arc<Incarnations> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        if !current.1.insert(node) {
-            *current = (Arc::new(Incarnations::new(self.nodes)), BTreeSet::from([node]));
+        if !current.nodes.insert(node) {
+            let table = Arc::new(Incarnations::new(self.nodes));
+            *current = CurrentTable { table, nodes: BTreeSet::from([node]) };
         }
-        Arc::clone(&current.0)
+        Arc::clone(&current.table)
     }
 }
 

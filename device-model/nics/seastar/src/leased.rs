@@ -18,17 +18,19 @@ const DEPOSIT_LEASE: u64 = 1 << 20;
 /// other, so their memory is leased where it is mapped.
 #[derive(Debug, Default)]
 pub(crate) enum EventMemory {
+    /// No lease was tried, or the last one is over.
     #[default]
     Unknown,
+    /// Part of it is leased.
     Leased(WriteLease),
-    /// It is reached by messages, or not at all.
+    /// It cannot be leased: it is reached by messages, or not at all.
     NotMapped,
 }
 
 impl EventMemory {
-    /// Writes an event, its last [`HAND_OVER`] bytes last. Returns false if no lease covers the
-    /// address, or if a write by message has no reply: the event would overtake it. The caller must
-    /// then write by copies or messages, which wait.
+    /// Writes an event through the lease, its last [`HAND_OVER`] bytes last. Returns false if no
+    /// lease covers the address, or if a write by message is in flight, which the event would
+    /// overtake. The caller must then write by copies or messages, which keep the order.
     pub(crate) fn write(
         &mut self,
         context: &mut Context<'_>,
@@ -47,34 +49,35 @@ impl EventMemory {
 
         let Self::Leased(lease) = self else { return false };
         let Some((event, last)) = event.split_last_chunk::<HAND_OVER>() else { return false };
-        let written = lease.find(address, event.len() + HAND_OVER).is_some_and(|at| {
+        let is_complete = lease.find(address, event.len() + HAND_OVER).is_some_and(|at| {
             let is_written = lease.memory.write(at, event).is_ok();
             is_written && lease.memory.write(at + event.len() as u64, last).is_ok()
         });
-        if !written {
+        if !is_complete {
             *self = Self::Unknown;
         }
-        written
+        is_complete
     }
 }
 
-/// Memory of a client that the data of header packets were written to at last. Messages of one
-/// operation often go to the same place, whose memory is leased where it is mapped.
+/// Leased memory of a client that the data of header packets are written to. Successive messages
+/// often go to the same buffer, whose memory is leased where it is mapped.
 #[derive(Debug, Default)]
 pub(crate) struct DepositMemory {
     lease: Option<WriteLease>,
-    /// Deposits outside of the lease since it was taken.
+    /// Number of deposits outside of the lease since another one was last tried.
     misses: u32,
 }
 
-/// Deposits outside of a lease after which another one is taken. A lease costs more than a copy, so
-/// that deposits in scattered places are copied.
+/// Number of deposits outside of a lease after which another one is taken. A lease costs more than
+/// a copy, so that deposits to scattered addresses must not take one each.
 const MISSES_BEFORE_LEASE: u32 = 8;
 
 impl DepositMemory {
-    /// Writes at most a word of data, in one piece. Returns false if no lease covers the address,
-    /// or if a write by message has no reply, which the data would overtake. The caller must then
-    /// write by copies or messages, which wait.
+    /// Writes data that need one access, an aligned word at most, through the lease. Returns false
+    /// for other data, if no lease covers the address, or if a write by message is in flight, which
+    /// the data would overtake. The caller must then write by copies or messages, which keep the
+    /// order.
     #[inline]
     pub(crate) fn write(
         &mut self,

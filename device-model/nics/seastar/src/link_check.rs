@@ -20,9 +20,11 @@ pub fn link_check(bytes: &[u8]) -> u16 {
     })
 }
 
-/// Returns the fault hook of a link with errors: `noise` changes the bytes of a transmission, whose
-/// number it gets. An error that the check finds costs another transmission. One that it misses
-/// arrives; the end-to-end check of a message finds it.
+/// Returns the fault hook of a link with errors. `noise` changes the bytes of a transmission; its
+/// second argument is the transmission's number.
+///
+/// An error that the link check finds costs another transmission. A packet with an error that it
+/// misses arrives, and only the end-to-end check of its message can find the error.
 pub fn noisy_link(mut noise: impl FnMut(&mut [u8], u64) + Send + 'static) -> FaultHook {
     let mut sent = Vec::new();
     Box::new(move |packet, number| {
@@ -33,6 +35,7 @@ pub fn noisy_link(mut noise: impl FnMut(&mut [u8], u64) + Send + 'static) -> Fau
         if link_check(packet.bytes()) == link_check(&sent) {
             return Fault::None;
         }
+        // The link repeats the packet as it was sent.
         packet.bytes_mut().copy_from_slice(&sent);
         Fault::Corrupt
     })

@@ -19,23 +19,29 @@ const MAX_IN_FLIGHT: u32 = 8;
 
 /// The mailbox of a client.
 pub(crate) struct Mailbox {
+    /// Number of commands that the client has written, modulo 2^32.
     tail: SharedU32,
+    /// Slots of commands.
     commands: Window,
+    /// Slots of results.
     results: Window,
+    /// The words of the mirror with the firmware's state and epoch.
     firmware: MirrorWord<SharedU32>,
     epoch: MirrorWord<SharedU32>,
-    /// Commands that were copied, and those that were answered.
+    /// Number of commands that were passed to the firmware, modulo 2^32.
     taken: u32,
+    /// Number of commands that were answered, modulo 2^32.
     answered: u32,
-    /// The last count that was refused, which is counted once.
+    /// The last invalid value of `tail`, which is reported only once.
     refused: Option<u32>,
 }
 
 /// The next thing that a mailbox has for the firmware.
 pub(crate) enum Next {
-    /// A command with its number. It is taken when [`Mailbox::advance`] is called.
-    Command(u32, [u8; COMMAND_BYTES]),
-    /// Nothing.
+    /// A copy of a command, and its number. It stays the next one until [`Mailbox::advance`] is
+    /// called.
+    Command { number: u32, bytes: [u8; COMMAND_BYTES] },
+    /// No command, or none before an earlier one is answered.
     Nothing,
     /// The count of commands is not valid. Each value is reported once.
     Invalid,
@@ -47,8 +53,9 @@ pub(crate) struct PublishedState {
     pub(crate) node: u32,
     pub(crate) nodes: u32,
     pub(crate) processes: u32,
-    /// State and incarnation of the firmware.
+    /// State of the firmware, one of [`nicforge_hwi::seastar::firmware`].
     pub(crate) firmware: u32,
+    /// Number of the firmware's starts.
     pub(crate) epoch: u32,
 }
 
@@ -84,7 +91,8 @@ impl Mailbox {
                 answered: 0,
                 refused: None,
             };
-            // A reset leaves what former results the mirror has: a client could take them for new.
+            // After a reset the mirror still has the results of former commands, which a client
+            // could take for new ones.
             mailbox.results.zero(0, slots * RESULT_BYTES as u64)?;
             mailbox.firmware.clear();
             mailbox.epoch.clear();
@@ -95,19 +103,19 @@ impl Mailbox {
         open().ok()
     }
 
-    /// Shows the state and the incarnation of the firmware.
+    /// Shows the state of the firmware and the number of its starts.
     pub(crate) fn show_firmware(&mut self, published: PublishedState) {
         self.epoch.publish(published.epoch);
         self.firmware.publish(published.firmware);
     }
 
-    /// Returns whether the client has written a count that is not the one of the commands taken.
+    /// Returns whether the client's number of commands differs from that of the commands taken.
     #[inline]
     pub(crate) fn has_new_commands(&self) -> bool {
         self.tail.load(Ordering::Relaxed) != self.taken
     }
 
-    /// Returns the next command, copied.
+    /// Returns a copy of the next command, unless too many are in flight.
     #[inline]
     pub(crate) fn next(&mut self) -> Next {
         let tail = self.tail.load(Ordering::Acquire);
@@ -122,7 +130,7 @@ impl Mailbox {
         let mut bytes = [0; COMMAND_BYTES];
         let slot = u64::from(self.taken % SLOTS) * COMMAND_BYTES as u64;
         match self.commands.read_array(slot, &mut bytes) {
-            Ok(()) => Next::Command(self.taken, bytes),
+            Ok(()) => Next::Command { number: self.taken, bytes },
             Err(_) => Next::Nothing,
         }
     }
@@ -135,21 +143,22 @@ impl Mailbox {
 
     /// Writes a result. A number that is not that of a command in flight is ignored.
     pub(crate) fn answer(&mut self, number: u32, mut result: CommandResult) {
-        let behind = self.taken.wrapping_sub(number);
+        let age = self.taken.wrapping_sub(number);
         let in_flight = self.taken.wrapping_sub(self.answered);
-        if behind == 0 || behind > SLOTS || in_flight == 0 {
+        if age == 0 || age > SLOTS || in_flight == 0 {
             return;
         }
 
-        const NUMBER: usize = RESULT_BYTES - size_of::<u64>();
+        // The last word of a result has the result's number in its upper half.
+        const LAST_WORD: usize = RESULT_BYTES - size_of::<u64>();
         result.number = number.wrapping_add(1);
         let slot = u64::from(number % SLOTS) * RESULT_BYTES as u64;
         let bytes = result.as_bytes();
-        let last = u64::from(result.number) << 32 | u64::from(result.reserved[1]);
+        let last_word = u64::from(result.number) << 32 | u64::from(result.reserved[1]);
 
         self.answered = self.answered.wrapping_add(1);
-        let _ = self.results.write(slot, &bytes[..NUMBER]);
-        // Release: a client that sees the number sees the result.
-        let _ = self.results.store_u64_release(slot + NUMBER as u64, last);
+        let _ = self.results.write(slot, &bytes[..LAST_WORD]);
+        // The store is a release: a client that sees the number also sees the rest of the result.
+        let _ = self.results.store_u64_release(slot + LAST_WORD as u64, last_word);
     }
 }

@@ -24,18 +24,18 @@ use crate::{
 
 /// How long an engine waits for the answer to a read by message, in nanoseconds.
 const READ_LIMIT: u64 = 1_000_000_000;
-/// How long an engine waits for room for a write by message, in nanoseconds. Reception waits as
-/// long, once for each tenant.
+/// How long an engine waits for room for a write by message, in nanoseconds.
 pub(crate) const WRITE_LIMIT: u64 = 100_000_000;
 /// Bytes of the word by which an event is handed over.
 pub(crate) const HAND_OVER: usize = 4;
-/// Pieces of a command list that are read at once.
+/// Number of pieces of a command list that are read at once.
 const LIST_PART: usize = 8;
 
 /// The tenants of a node's attachments.
 #[derive(Debug, Default)]
 pub(crate) struct Tenants {
     by_attachment: [Tenant; MAX_CLIENTS],
+    /// Number of the latest tenant of any attachment.
     last: u32,
     /// Tenants have come or gone that the firmware may not know.
     has_changed: bool,
@@ -45,12 +45,22 @@ pub(crate) struct Tenants {
     over_budget: u64,
 }
 
+/// The present tenant of an attachment.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tenant {
     /// Number of the tenant, 0 for none.
     number: u32,
-    /// It has not answered writes by message in time.
+    /// It has not answered writes by message in time: no write waits for it any more.
     is_unresponsive: bool,
+}
+
+/// The client whose memory a call of the program names. An access is refused if the client's tenant
+/// has attached after the call: if its number exceeds `latest_tenant`.
+#[derive(Clone, Copy)]
+pub(crate) struct MemoryOwner {
+    pub(crate) attachment_id: AttachmentId,
+    /// The highest tenant number that the program had seen at the call.
+    pub(crate) latest_tenant: u32,
 }
 
 impl Tenants {
@@ -72,7 +82,7 @@ impl Tenants {
         }
     }
 
-    /// Records that the firmware knows no tenant, or (`false`) that it knows all of them.
+    /// Records whether there may be tenants that the firmware does not know.
     pub(crate) fn set_changed(&mut self, has_changed: bool) {
         self.has_changed = has_changed;
     }
@@ -89,14 +99,13 @@ impl Tenants {
         self.by_attachment.get(usize::from(attachment_id.0)).map_or(0, |tenant| tenant.number)
     }
 
-    /// Returns whether an attachment still has the tenant of a call. `latest_tenant` is the highest
-    /// tenant number that the program had seen at the call.
+    /// Returns whether an attachment has a tenant that the program knew: see [`MemoryOwner`].
     #[inline]
     pub(crate) fn is_known(&self, attachment_id: AttachmentId, latest_tenant: u32) -> bool {
         (1..=latest_tenant).contains(&self.number(attachment_id))
     }
 
-    /// Returns whether the node has a process besides this client.
+    /// Returns whether the node has another process, which waits for this client would delay.
     fn has_other_process(&self, attachment_id: AttachmentId) -> bool {
         let processes = self.by_attachment.iter().enumerate().skip(usize::from(KERNEL) + 1);
         let mut others = processes.filter(|(process, _)| *process != usize::from(attachment_id.0));
@@ -108,12 +117,12 @@ impl Tenants {
         self.over_budget
     }
 
-    /// Writes to the memory of a tenant that the program knows. `wait` is the caller's record of
-    /// the write's wait.
+    /// Writes to the memory of a tenant that the program knows. `wait` belongs to the caller: it is
+    /// set from the time at which the write begins to wait until it ends.
     pub(crate) fn write(
         &mut self,
         context: &mut Context<'_>,
-        (attachment_id, latest_tenant): (AttachmentId, u32),
+        MemoryOwner { attachment_id, latest_tenant }: MemoryOwner,
         address: u64,
         data: &[u8],
         wait: &mut Option<Wait>,
@@ -122,7 +131,6 @@ impl Tenants {
             *wait = None;
             return Access::Fault;
         }
-
         let written = match context.copy_to(attachment_id, address, data) {
             Err(DmaError::Remote { .. }) => context.dma_write(attachment_id, address, data),
             other => other,
@@ -136,12 +144,12 @@ impl Tenants {
         }
     }
 
-    /// Waits until a tenant that the program knows has answered all writes by message. `wait` is
-    /// the caller's record of that.
+    /// Checks whether a tenant that the program knows has answered all writes by message. After
+    /// [`Access::Wait`], the caller must repeat the call. `wait` is as for [`Self::write`].
     pub(crate) fn await_answers(
         &mut self,
         context: &mut Context<'_>,
-        (attachment_id, latest_tenant): (AttachmentId, u32),
+        MemoryOwner { attachment_id, latest_tenant }: MemoryOwner,
         wait: &mut Option<Wait>,
     ) -> Access {
         let is_known = self.is_known(attachment_id, latest_tenant);
@@ -152,8 +160,8 @@ impl Tenants {
         if is_known { Access::Done } else { Access::Fault }
     }
 
-    /// Waits until a write by message is possible. Ends the write after the time-out, or when the
-    /// budget of waits is spent.
+    /// Lets a write wait until its client has answered earlier ones. Ends it with [`Access::Fault`]
+    /// after the time-out, or when the budget of waits is spent.
     #[cold]
     fn wait_for_write(
         &mut self,
@@ -162,9 +170,8 @@ impl Tenants {
         wait: &mut Option<Wait>,
     ) -> Access {
         let is_charged = self.has_other_process(attachment_id);
-        let Some(tenant) = self.by_attachment.get_mut(usize::from(attachment_id.0)) else {
-            return Access::Fault;
-        };
+        let index = usize::from(attachment_id.0);
+        let Some(tenant) = self.by_attachment.get_mut(index) else { return Access::Fault };
         let now = context.now();
         let current = wait.get_or_insert(Wait::new(now));
 
@@ -207,8 +214,9 @@ pub(crate) enum Access {
 /// Reads client memory for one engine, one read at a time.
 #[derive(Debug)]
 pub(crate) struct Reader {
-    /// Number of the engine, which its tokens carry.
+    /// Number of the engine, 0 or 1, which its tokens carry.
     engine: u64,
+    /// Number of reads by message that have begun.
     serial: u64,
     /// The read by message that is in progress.
     pending: Option<PendingRead>,
@@ -220,9 +228,10 @@ pub(crate) struct Reader {
     over_budget: u64,
 }
 
-/// Number of engines that read.
+/// Number of engines of a node that read.
 const ENGINES: u64 = 2;
 
+/// A read by message.
 #[derive(Debug)]
 struct PendingRead {
     attachment_id: AttachmentId,
@@ -231,12 +240,16 @@ struct PendingRead {
     state: ReadState,
 }
 
+/// Progress of a read by message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReadState {
-    /// There was no room to start it.
+    /// The message is not sent yet, for want of room.
     Unsent,
+    /// The message is sent, and has no answer.
     Sent,
+    /// The data are in [`Reader::buffer`].
     Answered,
+    /// The client has refused the read.
     Failed,
 }
 
@@ -258,6 +271,7 @@ impl Reader {
         self.over_budget
     }
 
+    /// Returns the token of the latest read: no other read of the node has had it.
     fn token(&self) -> DmaToken {
         DmaToken(self.serial * ENGINES + self.engine)
     }
@@ -268,7 +282,7 @@ impl Reader {
         &mut self,
         context: &mut Context<'_>,
         tenants: &Tenants,
-        (attachment_id, latest_tenant): (AttachmentId, u32),
+        MemoryOwner { attachment_id, latest_tenant }: MemoryOwner,
         address: u64,
         out: &mut [u8],
     ) -> Access {
@@ -317,23 +331,23 @@ impl Reader {
             read.state = ReadState::Sent;
         }
 
-        let is_late = now >= read.wait.since.after(READ_LIMIT);
+        let limit = read.wait.since.after(READ_LIMIT);
         match read.state {
             ReadState::Answered if self.buffer.len() == out.len() => {
                 out.copy_from_slice(&self.buffer);
                 self.pending = None;
                 Access::Done
             }
-            ReadState::Unsent | ReadState::Sent if !is_late && !is_over_budget => {
-                let limit = read.wait.since.after(READ_LIMIT);
-                let again = match read.state {
+            ReadState::Unsent | ReadState::Sent if now < limit && !is_over_budget => {
+                let next_look = match read.state {
                     ReadState::Sent if is_charged => limit.min(now.after(CHARGE_PERIOD)),
                     ReadState::Sent => limit,
                     _ => now.after(retry::MEMORY_BUSY),
                 };
-                context.wake_at(again);
+                context.wake_at(next_look);
                 Access::Wait
             }
+            // It has failed, is late, or must not wait any longer.
             _ => {
                 self.over_budget += u64::from(is_over_budget);
                 self.cancel(context);
@@ -343,7 +357,7 @@ impl Reader {
     }
 
     /// Stores the answer to a read by message, if the read is this reader's.
-    pub(crate) fn answered(&mut self, token: DmaToken, result: Result<&[u8], DmaError>) {
+    pub(crate) fn store_answer(&mut self, token: DmaToken, result: Result<&[u8], DmaError>) {
         if token != self.token() {
             return;
         }
@@ -359,7 +373,7 @@ impl Reader {
         };
     }
 
-    /// Forgets a read that waits.
+    /// Cancels the read in progress, if there is one.
     pub(crate) fn cancel(&mut self, context: &mut Context<'_>) {
         if let Some(read) = self.pending.take() {
             let token = self.token();
@@ -368,36 +382,37 @@ impl Reader {
     }
 }
 
-/// A place in the pieces of a message.
+/// A position in the pieces of a message, which moves on as data are moved.
 #[derive(Clone, Debug)]
 pub(crate) struct Cursor {
-    /// The piece in which it is, from its place on.
+    /// The rest of the piece in which the cursor is.
     current: Piece,
-    /// Pieces after it that are known, and the number of those.
+    /// Pieces that were read from the list or are in the call: the first `known` ones.
     part: [Piece; LIST_PART],
     known: u8,
+    /// Index in `part` of the piece after the current one.
     next: u8,
-    /// The rest of a list in the kernel's memory.
+    /// Address of the rest of a list in the kernel's memory.
     address: u64,
+    /// Number of pieces in that rest.
     left: u16,
-    /// Highest tenant that the call knew.
+    /// The highest tenant number that the program had seen at the call.
     latest_tenant: u32,
 }
 
-/// The memory at a place in pieces.
+/// The memory at a cursor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Run {
     /// This piece of memory, of at least one byte.
     Piece(Piece),
-    /// Nothing yet: the list is being read.
+    /// The list is being read. The caller must look again later.
     Wait,
-    /// Nothing: the pieces end here, or the list cannot be read.
+    /// The pieces end here, or the list cannot be read.
     End,
 }
 
 impl Cursor {
-    /// Returns the start of the pieces of a call. `latest_tenant` is the highest tenant number that
-    /// the program had seen at the call.
+    /// Returns the start of the pieces of a call. `latest_tenant` is as in [`MemoryOwner`].
     pub(crate) fn new(pieces: &Pieces, latest_tenant: u32) -> Self {
         let mut cursor = Self {
             current: Piece::default(),
@@ -430,7 +445,7 @@ impl Cursor {
         self.latest_tenant
     }
 
-    /// Returns the memory at the cursor. The number of pieces bounds the work.
+    /// Returns the memory from the cursor to the end of its piece.
     #[inline]
     pub(crate) fn run(&mut self, context: &mut Context<'_>, tenants: &Tenants, reader: &mut Reader) -> Run {
         if self.current.length > 0 {
@@ -439,7 +454,7 @@ impl Cursor {
         self.next_piece(context, tenants, reader)
     }
 
-    /// Moves to the next piece that is not empty.
+    /// Moves to the next piece that is not empty. The number of pieces bounds the work.
     fn next_piece(&mut self, context: &mut Context<'_>, tenants: &Tenants, reader: &mut Reader) -> Run {
         while self.current.length == 0 {
             if self.next < self.known {
@@ -451,9 +466,11 @@ impl Cursor {
                 return Run::End;
             }
 
+            // All known pieces are used up: the next part of the list is read.
             let count = usize::from(self.left).min(LIST_PART);
             self.part.zero();
-            let kernel = (AttachmentId(KERNEL), self.latest_tenant);
+            let kernel =
+                MemoryOwner { attachment_id: AttachmentId(KERNEL), latest_tenant: self.latest_tenant };
             let bytes = self.part[..count].as_mut_bytes();
             let length = bytes.len() as u64;
             match reader.read(context, tenants, kernel, self.address, bytes) {

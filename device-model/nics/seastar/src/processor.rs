@@ -6,9 +6,9 @@
 //!   engines, mailboxes ◀── Effect: a call and its time ───  Chip::transmit, receive, ...
 //! ```
 //!
-//! The processor is a server. It begins an event when the event's time has come and the earlier
-//! work is done, and [`Chip::charge`] adds to that. Each effect carries the time of its call, and
-//! the device carries it out then. The order of effects is that of the calls.
+//! The processor has a time of its own. It handles an event when the event's time has come and the
+//! earlier work is done, and [`Chip::charge`] moves its time on. Each effect carries the time of
+//! its call, and the device carries it out then, in the order of the calls.
 //!
 //! The program is polled only when the FIFO has room for the effects of a poll.
 //!
@@ -36,8 +36,9 @@ use nicforge_seastar_firmware::chip::{
 pub(crate) const INPUTS: usize = 256;
 /// Maximum number of effects on their way to the device.
 const EFFECTS: usize = 256;
-/// Returns the companion, which runs at most where `mode` says.
-pub(crate) const fn spec(mode: CompanionMode) -> CompanionSpec {
+
+/// Returns the description of the companion. `mode` says whether it may have a thread.
+pub(crate) const fn companion_spec(mode: CompanionMode) -> CompanionSpec {
     CompanionSpec { name: "firmware", commands: INPUTS, events: EFFECTS, mode }
 }
 
@@ -53,7 +54,7 @@ pub(crate) struct Input {
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "most messages are events")]
 pub(crate) enum InputContent {
-    /// An event of the program.
+    /// An event for the program.
     Event(Event),
     /// The incarnation that a node shows has changed to this one, 0 for none.
     Incarnation { node: u32, incarnation: u32 },
@@ -64,12 +65,12 @@ pub(crate) enum InputContent {
 pub(crate) struct Effect {
     /// Time of the call.
     pub(crate) time: Nanos,
-    /// Highest number of a tenant that the program had seen.
-    pub(crate) tenant: u32,
+    /// The highest tenant number that the program had seen at the call.
+    pub(crate) latest_tenant: u32,
     pub(crate) call: Call,
 }
 
-/// A call that has an effect.
+/// A call of [`Chip`] that has an effect.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "effects are not boxed: none allocates")]
 pub(crate) enum Call {
@@ -96,13 +97,14 @@ pub(crate) enum Call {
     },
     SetBooted(bool),
     SetTimer(Nanos),
-    /// The program has broken the rules of [`Program::poll`]. It is polled no more.
+    /// The program has broken the rules of [`Program::poll`]. The device halts it.
     Broken,
 }
 
-/// The values that a processor knows from its start on.
+/// The values that a processor gets at its start.
 #[derive(Clone, Debug)]
 pub(crate) struct Start {
+    /// Number of its node.
     pub(crate) node: u32,
     pub(crate) clock: Clock,
     /// The incarnation of each node, 0 for none.
@@ -124,15 +126,20 @@ pub(crate) struct Processor<P> {
     is_busy: bool,
     /// The program has worked, or was never polled: its counters may have changed.
     has_worked: bool,
+    /// The program has broken the rules of its calls, and is polled no more.
     is_broken: bool,
 }
 
 /// The state of the chip besides its FIFOs.
 struct State {
+    /// The values at the start. The incarnations in it are kept up to date.
     start: Start,
+    /// The processor's work, which takes cycles of its clock.
     server: Server,
+    /// The processor's time.
     now: Nanos,
-    tenant: u32,
+    /// The highest tenant number that the program has seen.
+    latest_tenant: u32,
 }
 
 impl<P: Program> Processor<P> {
@@ -141,7 +148,7 @@ impl<P: Program> Processor<P> {
         Self {
             program,
             counters,
-            state: State { start, server, now, tenant: 0 },
+            state: State { start, server, now, latest_tenant: 0 },
             is_busy: true,
             has_worked: true,
             is_broken: false,
@@ -163,7 +170,7 @@ impl<P: Program + Send + 'static> Companion for Processor<P> {
 }
 
 impl<P: Program> Processor<P> {
-    /// Shows the program's counters to the device.
+    /// Stores the program's counters where the device reads them.
     fn show_counters(&self) {
         let count = P::COUNTERS.len().min(MAX_COUNTERS);
         let mut values = [0; MAX_COUNTERS];
@@ -192,7 +199,7 @@ impl<P: Program> Processor<P> {
                     self.state.now = self.state.now.max(*time);
                     match content {
                         InputContent::Event(event) => {
-                            self.state.note(event);
+                            self.state.note_tenant(event);
                             Some(event)
                         }
                         InputContent::Incarnation { node, incarnation } => {
@@ -207,13 +214,13 @@ impl<P: Program> Processor<P> {
                 }
             };
 
-            let mut chip = Wired { state: &mut self.state, sender, calls: 0, is_overrun: false };
+            let mut chip = PolledChip { state: &mut self.state, sender, calls: 0, is_overrun: false };
             let polled = self.program.poll(&mut chip, event);
 
             self.is_busy = matches!(polled, Ok(Polled::Busy));
             self.has_worked |= event.is_some() || self.is_busy;
-            // A program that returns `Halted` without a reason is as broken as one with too many
-            // calls.
+            // A program that returns `Halted` although no call of the chip has is as broken as one
+            // with too many calls.
             if chip.is_overrun || polled == Err(Halted) && !chip.sender.has_ended() {
                 self.is_broken = true;
                 chip.send(Call::Broken);
@@ -226,8 +233,9 @@ impl<P: Program> Processor<P> {
     }
 }
 
-/// The chip, for one poll of the program. There is room for all effects of a poll, and one more.
-struct Wired<'a> {
+/// The chip during one poll of the program: its calls become effects in the FIFO. The FIFO has room
+/// for all effects of a poll, and for one more.
+struct PolledChip<'a> {
     state: &'a mut State,
     sender: EventSender<'a, Effect>,
     /// Calls of this poll so far.
@@ -236,8 +244,8 @@ struct Wired<'a> {
     is_overrun: bool,
 }
 
-impl Wired<'_> {
-    /// Carries out a call of the program.
+impl PolledChip<'_> {
+    /// Sends the effect of a call, unless the program has made too many calls in this poll.
     #[inline]
     fn call(&mut self, call: Call) -> Result<(), Halted> {
         if self.calls >= MAX_CALLS {
@@ -250,17 +258,17 @@ impl Wired<'_> {
         Ok(())
     }
 
-    /// Sends an effect at the processor's time.
+    /// Sends the effect of a call with the processor's present time.
     #[inline]
     fn send(&mut self, call: Call) {
-        let effect = Effect { time: self.state.now, tenant: self.state.tenant, call };
+        let effect = Effect { time: self.state.now, latest_tenant: self.state.latest_tenant, call };
         if let Err(SendError::Full(_)) = self.sender.send(effect) {
             self.is_overrun = true;
         }
     }
 }
 
-impl Chip for Wired<'_> {
+impl Chip for PolledChip<'_> {
     #[inline]
     fn charge(&mut self, cycles: u32) {
         let state = &mut *self.state;
@@ -323,7 +331,8 @@ impl Chip for Wired<'_> {
         if let Some(incarnation) = start.incarnations.get_mut(start.node as usize)
             && booted != (*incarnation != 0)
         {
-            // The network's table counts in the same way.
+            // This is the number that the network's table gives the incarnation when the device
+            // carries the effect out.
             start.last_incarnation += u32::from(booted);
             *incarnation = if booted { start.last_incarnation } else { 0 };
         }
@@ -336,15 +345,16 @@ impl Chip for Wired<'_> {
 }
 
 impl State {
-    /// Records the tenant that an event names.
+    /// Records the tenant of an [`Event::Attached`] as seen.
     #[inline]
-    fn note(&mut self, event: &Event) {
+    fn note_tenant(&mut self, event: &Event) {
         if let Event::Attached { epoch, .. } = event {
-            self.tenant = self.tenant.max(*epoch);
+            self.latest_tenant = self.latest_tenant.max(*epoch);
         }
     }
 
-    /// Records the incarnation that a node shows. Returns the event of the end of the former one.
+    /// Records the incarnation that another node has now. Returns the event that reports the end of
+    /// its former one, if it had one.
     fn incarnation_changed(&mut self, node: u32, incarnation: u32) -> Option<Event> {
         let shown = self.start.incarnations.get_mut(node as usize)?;
         let former = std::mem::replace(shown, incarnation);

@@ -24,7 +24,7 @@ use crc32fast::Hasher;
 use nicforge_core::{context::Context, ids::AttachmentId, time::Nanos};
 use nicforge_hwi::seastar::{HeaderPacket, INLINE, STREAMS};
 use nicforge_kit::Server;
-use nicforge_seastar_firmware::chip::{self, DataEnd, Event, Incarnation, Pieces};
+use nicforge_seastar_firmware::chip::{self, Event, Incarnation, Pieces, TransferStatus};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::{
@@ -33,32 +33,37 @@ use crate::{
     reference::Reference,
     stream::{Destination, Memory, State, Stream},
     wait_budgets::Wait,
-    wire::{self, Kind, ShortIncarnation},
+    wire::{self, BodyWord, HeaderWord, Kind, ShortIncarnation},
 };
 
+/// Number of this engine among the two of a node that read client memory.
+const READER: u64 = 1;
 /// Reception FIFO of the router.
 const FIFO: u8 = 0;
-/// Bytes of a packet that count as much as a packet.
+/// Number of bytes whose copying counts as one packet in the budget of a step.
 const COUNTED_BYTES: u64 = 8 << 10;
-/// No stream.
+/// Index of no stream.
 const NONE: u16 = u16::MAX;
 
 /// The engine.
 pub(crate) struct Receiver {
+    /// All streams that were ever used.
     streams: Vec<Stream>,
+    /// Indices of the free ones among them.
     free: Vec<u16>,
     /// The stream of each source, or [`NONE`].
     stream_by_source: Box<[u16]>,
-    /// Cut streams whose end the firmware has not seen.
+    /// Cut streams whose end must be reported to the firmware.
     cut: VecDeque<u16>,
+    /// Reads the lists of pieces in the kernel's memory.
     reader: Reader,
     /// The host interface, which writes the data of packets.
     host: Server,
-    /// The wait of a deposit for its client.
+    /// The wait of a deposit for its client, if one waits.
     wait: Option<Wait>,
-    /// The client for whose answers to writes of data the end of a message waits, and until when.
+    /// The client for whose answers to writes the end of a message waits, and the end of that wait.
     awaited: Option<(AttachmentId, Nanos)>,
-    /// Data for memory that only messages reach.
+    /// Buffer for data on their way to memory that only messages reach.
     buffer: Vec<u8>,
     pub(crate) counters: ReceiveCounters,
 }
@@ -66,18 +71,24 @@ pub(crate) struct Receiver {
 /// Counters of the engine.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ReceiveCounters {
+    /// Messages that were received, without control messages.
     pub(crate) messages: u64,
+    /// Control messages.
     pub(crate) control: u64,
+    /// Bytes of data that came in packets behind the header packets.
     pub(crate) bytes: u64,
     /// Messages dropped because all streams were in use.
     pub(crate) dropped: u64,
     /// Messages for another incarnation of this node, or of an incarnation of their sender that is
     /// over.
     pub(crate) stale: u64,
+    /// Streams that were cut.
     pub(crate) cut: u64,
+    /// Messages that ended with [`TransferStatus::Corrupt`].
     pub(crate) corrupt: u64,
+    /// Messages that ended with [`TransferStatus::MemoryFault`].
     pub(crate) faults: u64,
-    /// Packets discarded while the firmware did not run, and packets without a meaning.
+    /// Packets discarded while the firmware did not run, and malformed ones.
     pub(crate) discarded: u64,
     /// The largest number of streams in use.
     pub(crate) most_streams: u64,
@@ -90,7 +101,7 @@ impl Receiver {
             free: Vec::new(),
             stream_by_source: vec![NONE; nodes as usize].into_boxed_slice(),
             cut: VecDeque::new(),
-            reader: Reader::new(1),
+            reader: Reader::new(READER),
             host: Server::default(),
             wait: None,
             awaited: None,
@@ -99,7 +110,7 @@ impl Receiver {
         }
     }
 
-    /// Frees all streams, at the end of the firmware's incarnation.
+    /// Frees all streams, when the firmware stops.
     pub(crate) fn clear(&mut self, context: &mut Context<'_>) {
         self.reader.cancel(context);
         self.streams.clear();
@@ -110,8 +121,8 @@ impl Receiver {
         self.awaited = None;
     }
 
-    /// Returns whether the end of a message waits until a client has answered all writes. Further
-    /// writes would delay that.
+    /// Returns whether the end of a message waits until a client has answered all writes. Other
+    /// writes to the client would prolong that wait.
     #[inline]
     pub(crate) fn awaits_answers(&self, context: &Context<'_>) -> bool {
         let waits = |(client, until)| until > context.now() && context.has_writes_in_flight(client);
@@ -133,21 +144,22 @@ impl Receiver {
         (self.streams.len() - self.free.len()) as u64
     }
 
-    /// Returns the time at which the engine continues by itself.
+    /// Returns the time at which the host interface has delivered what it has, or [`Nanos::NEVER`]
+    /// if it is idle. The engine can take the next packet then.
     #[inline]
     pub(crate) fn next_time(&self, now: Nanos) -> Nanos {
         let idle_at = self.host.idle_at();
         if idle_at > now { idle_at } else { Nanos::NEVER }
     }
 
-    /// Returns whether no packet has arrived, and the firmware has seen all cut streams.
+    /// Returns whether there is no packet to take, and no cut stream to report.
     #[inline]
     pub(crate) fn is_idle(&self, parts: &Parts, now: Nanos) -> bool {
         self.cut.is_empty() && parts.router.front(FIFO, now).is_none()
     }
 
-    /// Sets the destination of a stream, at the firmware's call. A stream that does not wait for
-    /// it is left as it is.
+    /// Sets the destination of a stream, at the firmware's call of `receive`. The end of a stream
+    /// that was cut while it waited for this call can now be reported.
     pub(crate) fn set_destination(
         &mut self,
         stream: chip::Stream,
@@ -169,7 +181,7 @@ impl Receiver {
         }
     }
 
-    /// Cuts the stream of a node whose incarnation is another one now.
+    /// Cuts the stream of a node, unless it belongs to the node's present incarnation.
     pub(crate) fn incarnation_changed(&mut self, context: &mut Context<'_>, node: u32, incarnation: u32) {
         let index = self.stream_of(node);
         let is_over =
@@ -210,7 +222,7 @@ impl Receiver {
     /// Reports the ends of cut streams to the firmware. Returns whether all of them are reported.
     pub(crate) fn report_cuts(&mut self, parts: &mut Parts, now: Nanos) -> bool {
         while let Some(&index) = self.cut.front() {
-            let event = Event::Received { stream: chip::Stream(index), end: DataEnd::Cut };
+            let event = Event::Received { stream: chip::Stream(index), status: TransferStatus::Cut };
             if !parts.firmware.send(now, event) {
                 return false;
             }
@@ -220,6 +232,7 @@ impl Receiver {
         true
     }
 
+    /// Returns the index of the stream of a source, or [`NONE`].
     #[inline]
     fn stream_of(&self, source: u32) -> u16 {
         self.stream_by_source.get(source as usize).copied().unwrap_or(NONE)
@@ -237,8 +250,8 @@ impl Receiver {
         self.free.push(index);
     }
 
-    /// Takes packets until one has to wait, or until their number and the parts of
-    /// [`COUNTED_BYTES`] that were copied exceed `budget`. Returns the sum of both.
+    /// Takes packets until one has to wait or `budget` is used up. Returns the part of it that is
+    /// used: one for each packet, and one for each [`COUNTED_BYTES`] that were copied.
     #[inline]
     pub(crate) fn step(&mut self, parts: &mut Parts, context: &mut Context<'_>, budget: u32) -> u32 {
         let now = context.now();
@@ -258,7 +271,7 @@ impl Receiver {
         count
     }
 
-    /// Takes the first packet. Returns false if there is none, or if it has to wait.
+    /// Takes the packet in front of the FIFO. Returns false if there is none, or if it has to wait.
     fn take_packet(&mut self, parts: &mut Parts, context: &mut Context<'_>) -> bool {
         let now = context.now();
         let Some(packet) = parts.router.front(FIFO, now) else { return false };
@@ -267,18 +280,11 @@ impl Receiver {
         let is_taken = match wire::decode(packet.header) {
             Some(Kind::ShutdownNotice) => true,
             Some(_) if !is_running => self.discard(),
-            Some(Kind::Header { is_control, source_incarnation, target_incarnation }) => {
-                match HeaderPacket::read_from_bytes(packet.bytes()) {
-                    Ok(header) => {
-                        let incarnations = (source_incarnation, target_incarnation);
-                        self.take_header(parts, context, header, is_control, incarnations)
-                    }
-                    Err(_) => self.discard(),
-                }
-            }
-            Some(Kind::Body { source, is_last, is_corrupt }) => {
-                self.take_body(parts, context, source, is_last, is_corrupt)
-            }
+            Some(Kind::Header(word)) => match HeaderPacket::read_from_bytes(packet.bytes()) {
+                Ok(header) => self.take_header(parts, context, header, word),
+                Err(_) => self.discard(),
+            },
+            Some(Kind::Body(word)) => self.take_body(parts, context, word),
             None => self.discard(),
         };
 
@@ -288,7 +294,7 @@ impl Receiver {
         is_taken
     }
 
-    /// Counts a packet that is discarded.
+    /// Counts a packet that is discarded, and returns that it is taken.
     fn discard(&mut self) -> bool {
         self.counters.discarded += 1;
         true
@@ -300,15 +306,15 @@ impl Receiver {
         parts: &mut Parts,
         context: &mut Context<'_>,
         packet: HeaderPacket,
-        is_control: bool,
-        (source_incarnation, target_incarnation): (ShortIncarnation, ShortIncarnation),
+        word: HeaderWord,
     ) -> bool {
+        let HeaderWord { is_control, source_incarnation, target_incarnation } = word;
         let source = packet.trusted.source_node;
         if source >= parts.site.nodes {
             return self.discard();
         }
 
-        // A message that has lost its end is over when the next one begins.
+        // The source's next message begins. If the one before has no last packet, it never will.
         let now = context.now();
         if !is_control {
             self.cut_stream(context, self.stream_of(source));
@@ -317,28 +323,31 @@ impl Receiver {
             }
         }
 
+        // A message of an earlier incarnation of its sender is ignored. The firmware answers one
+        // that is meant for another incarnation of this node.
         let shown = parts.site.incarnations.shown(source);
         if source_incarnation != ShortIncarnation::of(shown) {
             self.counters.stale += 1;
             return true;
         }
         if parts.own_incarnation == 0 || target_incarnation != ShortIncarnation::of(parts.own_incarnation) {
-            let is_seen = parts.firmware.send(now, Event::Stale { packet });
-            self.counters.stale += u64::from(is_seen);
-            return is_seen;
+            let is_sent = parts.firmware.send(now, Event::Stale { packet });
+            self.counters.stale += u64::from(is_sent);
+            return is_sent;
         }
 
         if is_control || packet.trusted.length <= INLINE as u32 {
             let incarnation = Incarnation(parts.own_incarnation);
-            let is_seen = parts.firmware.send(now, Event::Header { packet, incarnation, stream: None });
+            let is_sent = parts.firmware.send(now, Event::Header { packet, incarnation, stream: None });
             let counter = if is_control { &mut self.counters.control } else { &mut self.counters.messages };
-            *counter += u64::from(is_seen);
-            return is_seen;
+            *counter += u64::from(is_sent);
+            return is_sent;
         }
         self.open_stream(parts, now, packet, shown)
     }
 
-    /// Opens a stream for a message, or drops it. Returns false if its header has to wait.
+    /// Opens a stream for a message, or drops the message if no stream is free, and reports its
+    /// header to the firmware. Returns false if the report has to wait.
     fn open_stream(
         &mut self,
         parts: &mut Parts,
@@ -348,9 +357,9 @@ impl Receiver {
     ) -> bool {
         let incarnation = Incarnation(parts.own_incarnation);
         let Some(index) = self.free_stream() else {
-            let is_seen = parts.firmware.send(now, Event::Dropped { packet, incarnation });
-            self.counters.dropped += u64::from(is_seen);
-            return is_seen;
+            let is_sent = parts.firmware.send(now, Event::Dropped { packet, incarnation });
+            self.counters.dropped += u64::from(is_sent);
+            return is_sent;
         };
 
         let event = Event::Header { packet, incarnation, stream: Some(chip::Stream(index)) };
@@ -383,7 +392,7 @@ impl Receiver {
         true
     }
 
-    /// Returns a stream that is free.
+    /// Takes a free stream, or returns `None` if all are in use.
     fn free_stream(&mut self) -> Option<u16> {
         if let Some(index) = self.free.pop() {
             return Some(index);
@@ -399,28 +408,22 @@ impl Receiver {
 
     /// Takes the packet of data in front of the FIFO. Returns false if it has to stay there; the
     /// next call continues where this one has stopped.
-    fn take_body(
-        &mut self,
-        parts: &mut Parts,
-        context: &mut Context<'_>,
-        source: u32,
-        is_last: bool,
-        is_corrupt: bool,
-    ) -> bool {
-        let index = self.stream_of(source);
-        // The data of a message that has no stream are discarded.
+    fn take_body(&mut self, parts: &mut Parts, context: &mut Context<'_>, word: BodyWord) -> bool {
+        let index = self.stream_of(word.source);
+        // The data of a message without a stream are discarded.
         let Some(entry) = self.streams.get(usize::from(index)) else { return true };
         if entry.state != State::Moving {
             return false;
         }
 
-        if entry.end.is_none() && !self.move_data(parts, context, index, is_last, is_corrupt) {
+        if entry.status.is_none() && !self.move_data(parts, context, index, word) {
             return false;
         }
 
         let Some(entry) = self.streams.get_mut(usize::from(index)) else { return true };
-        if entry.end == Some(DataEnd::Complete) {
-            // The firmware tells others of the data, which must be in memory by then.
+        if entry.status == Some(TransferStatus::Complete) {
+            // Programs read the data as soon as the firmware reports them, so that they must be in
+            // memory by then.
             let Self { wait, .. } = self;
             let access = entry.destination.await_answers(context, &mut parts.tenants, wait);
             let until = wait.map(|wait| wait.since.after(WRITE_LIMIT));
@@ -428,21 +431,21 @@ impl Receiver {
             match access {
                 Access::Done => {}
                 Access::Wait => return false,
-                Access::Fault => entry.end = Some(DataEnd::MemoryFault),
+                Access::Fault => entry.status = Some(TransferStatus::MemoryFault),
             }
         }
-        let end = entry.end;
-        end.is_none_or(|end| self.report_end(parts, context.now(), index, end))
+        let status = entry.status;
+        status.is_none_or(|status| self.report_end(parts, context.now(), index, status))
     }
 
-    /// Moves the data of the first packet to client memory. Returns false if it has to wait.
+    /// Moves the data of the packet in front of the FIFO to client memory. After the last packet,
+    /// sets the stream's status. Returns false if the packet has to wait.
     fn move_data(
         &mut self,
         parts: &mut Parts,
         context: &mut Context<'_>,
         index: u16,
-        is_last: bool,
-        is_corrupt: bool,
+        BodyWord { is_last, is_corrupt, .. }: BodyWord,
     ) -> bool {
         let now = context.now();
         let Some(entry) = self.streams.get_mut(usize::from(index)) else { return false };
@@ -452,41 +455,42 @@ impl Receiver {
             Memory { tenants, reader: &mut self.reader, wait: &mut self.wait, buffer: &mut self.buffer };
 
         let (bytes, check) = if let Some((reference, source)) = Reference::of(packet) {
-            if entry.copy(context, memory, reference, source) == Access::Wait {
+            if entry.copy_referenced(context, memory, reference, source) == Access::Wait {
                 return false;
             }
             entry.count_bytes(reference.length as usize);
             (reference.length, &[][..])
         } else {
+            // The end-to-end check is at the end of the last packet.
             let check_bytes = if is_last && entry.check.is_some() { wire::CHECK } else { 0 };
             let (data, check) = packet.bytes().split_at(packet.len().saturating_sub(check_bytes));
             if entry.deposit(context, memory, data) == Access::Wait {
                 return false;
             }
-            entry.count(data);
+            entry.count_data(data);
             (data.len() as u32, check)
         };
 
         self.host.work(now, site.options.host_clock(), bytes);
         self.counters.bytes += u64::from(bytes);
         if is_last {
-            entry.end = Some(entry.finish(check, is_corrupt));
+            entry.status = Some(entry.finish(check, is_corrupt));
         }
         true
     }
 
-    /// Reports the end of a message whose data were moved to the firmware. Returns false if the
+    /// Reports the end of a message to the firmware, and frees its stream. Returns false if the
     /// event has to wait.
-    fn report_end(&mut self, parts: &mut Parts, now: Nanos, index: u16, end: DataEnd) -> bool {
-        let event = Event::Received { stream: chip::Stream(index), end };
+    fn report_end(&mut self, parts: &mut Parts, now: Nanos, index: u16, status: TransferStatus) -> bool {
+        let event = Event::Received { stream: chip::Stream(index), status };
         // The firmware sees the end when the host interface has delivered the data.
         if !parts.firmware.send(self.host.idle_at().max(now), event) {
             return false;
         }
 
         self.counters.messages += 1;
-        self.counters.corrupt += u64::from(end == DataEnd::Corrupt);
-        self.counters.faults += u64::from(end == DataEnd::MemoryFault);
+        self.counters.corrupt += u64::from(status == TransferStatus::Corrupt);
+        self.counters.faults += u64::from(status == TransferStatus::MemoryFault);
         self.release(index);
         true
     }

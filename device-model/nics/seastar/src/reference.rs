@@ -1,13 +1,13 @@
 //! Packets that refer to client memory instead of carrying its bytes.
 //!
 //! Over links that take no time, the data of a long message are copied once, from the sender's
-//! memory to the receiver's. A packet then names up to [`PACKETS`] packets' bytes of the sender's
-//! leased memory, and the receive engine copies them. A message with an end-to-end check, or over
-//! links that take time, is copied into its packets and out of them.
+//! memory to the receiver's. A packet then refers to the bytes of up to [`PACKETS`] packets in the
+//! sender's leased memory, and the receive engine copies them. A message with an end-to-end check,
+//! or over links that take time, is copied into its packets and out of them.
 //!
-//! The sender's memory is in use until its packets are gone. The transmit engine shows the end of a
-//! transmission only then, so that a client that has seen it may write to the memory again. Where
-//! the end comes earlier, the packets lose their memory.
+//! The sender's memory is in use until its packets are gone. The transmit engine reports the end of
+//! a transmission only then, so that a client that has seen it may write to the memory again. If
+//! the transmission has to end earlier, its packets lose access to the memory.
 
 use std::sync::Arc;
 
@@ -21,21 +21,22 @@ use nicforge_hwi::seastar::Piece;
 
 use crate::config::Options;
 
-/// Packets that a reference takes the place of, at most. A step of the receive engine copies all
-/// bytes of a reference, 256 KB with packets of the default size.
+/// Maximum number of packets whose bytes one reference replaces. A step of the receive engine
+/// copies all bytes of a reference: 256 KB with packets of the default size.
 const PACKETS: usize = 32;
-/// Largest size of packets that counts for [`PACKETS`].
+/// Size of a packet for the bound of [`PACKETS`], where links have longer ones.
 const COUNTED_PACKET: usize = 8 << 10;
-/// Size of packets below which they carry their data.
+/// Packets of fewer bytes than these always carry their data.
 const MIN_PACKET: usize = 256;
-/// Fewest bytes that a packet refers to. To copy fewer twice costs less than a lease.
+/// Minimum number of bytes that a packet refers to. Copying fewer twice costs less than a lease.
 pub(crate) const MIN_REFERENCE: u32 = 2048;
-/// Maximum number of bytes of a lease. It bounds the mappings that are looked at at once.
+/// Maximum number of bytes of a lease, which bounds the number of mappings that taking it searches.
 pub(crate) const MAX_LEASE: u32 = 4 << 20;
-/// Bytes of a packet that refers to memory: the offset in its lease, and the length.
-pub(crate) const REFERENCE: usize = 12;
+/// Bytes of the packet that carries a reference: the offset in its lease, and the length.
+pub(crate) const REFERENCE_BYTES: usize = 12;
 
-/// Returns the most bytes that a packet of a network refers to, 0 if packets carry their data.
+/// Returns the maximum number of bytes that a packet of a network refers to, 0 if packets carry
+/// their data.
 pub(crate) fn max_reference(options: &Options) -> u32 {
     let link = &options.link;
     let takes_time = link.bits_per_second > 0 || link.delay > 0 || options.host_rate > 0;
@@ -46,7 +47,7 @@ pub(crate) fn max_reference(options: &Options) -> u32 {
 /// The memory that a packet refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reference {
-    /// Offset in the packet's lease.
+    /// Offset of the memory in the packet's lease.
     pub(crate) offset: u64,
     pub(crate) length: u32,
 }
@@ -61,8 +62,9 @@ impl Reference {
         Some((Self { offset: u64::from_le_bytes(*offset), length: u32::from_le_bytes(*length) }, lease))
     }
 
-    /// Has a packet of [`REFERENCE`] bytes refer to memory.
-    fn put(self, packet: &mut Packet, lease: &Arc<DmaLease>) {
+    /// Writes the reference into a packet of [`REFERENCE_BYTES`] bytes, with the lease that it is
+    /// to.
+    fn write_to(self, packet: &mut Packet, lease: &Arc<DmaLease>) {
         let bytes = packet.bytes_mut();
         bytes[..8].copy_from_slice(&self.offset.to_le_bytes());
         bytes[8..].copy_from_slice(&self.length.to_le_bytes());
@@ -74,13 +76,15 @@ impl Reference {
 /// to it.
 #[derive(Debug, Default)]
 pub(crate) struct ReferencedMemory {
-    /// Term of all leases.
+    /// Term of all leases, which ends with this object.
     term: Term,
+    /// The lease of the memory that packets were last made from.
     current: Option<Current>,
-    /// Leases of earlier memory of the message, to which packets still refer.
+    /// Leases of earlier memory of the message, to which packets may still refer.
     earlier: Vec<Arc<DmaLease>>,
 }
 
+/// A lease with the memory that it is of.
 #[derive(Debug)]
 struct Current {
     lease: Arc<DmaLease>,
@@ -90,7 +94,7 @@ struct Current {
 }
 
 impl Current {
-    /// Returns the offset of a piece of memory, if all of it is in the lease.
+    /// Returns the offset of the first `length` bytes of a piece, if all of them are in the lease.
     fn find(&self, piece: &Piece, length: u32) -> Option<u64> {
         let offset = piece.address.checked_sub(self.start)?;
         let is_inside = offset.checked_add(length.into()).is_some_and(|end| end <= self.lease.len());
@@ -99,8 +103,8 @@ impl Current {
 }
 
 impl ReferencedMemory {
-    /// Has a packet of [`REFERENCE`] bytes refer to the first `length` bytes of a piece. Returns
-    /// false if the memory cannot be leased.
+    /// Makes a packet of [`REFERENCE_BYTES`] bytes refer to the first `length` bytes of a piece.
+    /// Returns false if the memory cannot be leased.
     pub(crate) fn refer(
         &mut self,
         context: &mut Context<'_>,
@@ -114,11 +118,12 @@ impl ReferencedMemory {
         }
         let (Some(offset), Some(current)) = (offset, &self.current) else { return false };
 
-        Reference { offset, length }.put(packet, &current.lease);
+        Reference { offset, length }.write_to(packet, &current.lease);
         true
     }
 
-    /// Leases the beginning of a piece. Returns whether that is possible.
+    /// Leases the beginning of a piece in place of the current lease. Returns whether that is
+    /// possible.
     #[cold]
     fn lease(&mut self, context: &mut Context<'_>, piece: &Piece) -> bool {
         self.earlier.retain(is_in_use);
@@ -140,11 +145,12 @@ impl ReferencedMemory {
         self.leases().any(is_in_use)
     }
 
-    /// Returns whether the memory was withdrawn while packets could refer to it.
+    /// Returns whether the client has withdrawn the memory while packets could refer to it.
     pub(crate) fn is_withdrawn(&self) -> bool {
         self.leases().any(|lease| is_over(lease))
     }
 
+    /// Returns all leases of the message.
     fn leases(&self) -> impl Iterator<Item = &Arc<DmaLease>> {
         self.current.iter().map(|current| &current.lease).chain(&self.earlier)
     }
@@ -156,12 +162,12 @@ impl Drop for ReferencedMemory {
     }
 }
 
-/// Returns whether packets refer to a lease.
+/// Returns whether packets refer to a lease: each has a reference-counted handle of it.
 fn is_in_use(lease: &Arc<DmaLease>) -> bool {
     Arc::strong_count(lease) > 1
 }
 
-/// Returns whether a lease is over.
+/// Returns whether a lease has ended, so that its memory cannot be read any more.
 pub(crate) fn is_over(lease: &DmaLease) -> bool {
     lease.read(0, &mut [0]).is_err()
 }

@@ -8,21 +8,22 @@
 use crc32fast::Hasher;
 use nicforge_core::{context::Context, fabric::Packet, ids::AttachmentId};
 use nicforge_hwi::seastar::{INLINE, PACKET, trusted_flag};
-use nicforge_seastar_firmware::chip::{DataEnd, Pieces, Transmission, Transmit};
+use nicforge_seastar_firmware::chip::{Pieces, TransferStatus, Transmission, Transmit};
 use zerocopy::IntoBytes;
 
 use crate::{
-    memory::{Access, Cursor, Reader, Run},
+    memory::{Access, Cursor, MemoryOwner, Reader, Run},
     parts::Parts,
-    reference::{MIN_REFERENCE, REFERENCE, ReferencedMemory},
+    reference::{MIN_REFERENCE, REFERENCE_BYTES, ReferencedMemory},
     wire,
 };
 
-/// A data message.
+/// A data message that is to be sent.
 pub(crate) struct Job {
     pub(crate) message: Transmit,
-    /// The sender's incarnation, and the highest tenant that the program had seen.
+    /// This node's incarnation at the program's call.
     pub(crate) incarnation: u32,
+    /// The highest tenant number that the program had seen at the call.
     pub(crate) latest_tenant: u32,
 }
 
@@ -33,7 +34,7 @@ impl Job {
         self.message.pieces == Pieces::None && self.message.packet.trusted.length <= INLINE as u32
     }
 
-    /// Makes a packet of [`PACKET`] bytes the header packet.
+    /// Fills a packet of [`PACKET`] bytes with the header of the message.
     #[inline]
     pub(crate) fn fill_header(&mut self, packet: &mut Packet, parts: &Parts) {
         let Transmit { packet: header, target, target_incarnation, .. } = &mut self.message;
@@ -46,12 +47,15 @@ impl Job {
 /// The data message in service.
 pub(crate) struct Service {
     job: Job,
+    /// Where the data of the next packet are.
     cursor: Cursor,
     /// Bytes of data in packets so far.
     sent: u32,
+    /// The next packet to make.
     progress: Progress,
     /// The end-to-end check so far, if there is one.
     check: Option<Hasher>,
+    /// Its memory could not be read: zeros take the place of the rest.
     is_faulty: bool,
     /// Client memory that packets refer to; `None` if they carry its data.
     referenced: Option<ReferencedMemory>,
@@ -59,11 +63,11 @@ pub(crate) struct Service {
 
 /// The next packet of a message.
 enum Progress {
-    /// The header packet, of whose data some bytes are filled.
+    /// The header packet. The first `filled` bytes of its data were read.
     Header { filled: usize },
-    /// A packet of data, of which some bytes are filled.
+    /// A packet of data. The first `filled` bytes of it were read.
     Body { packet: Packet, filled: usize },
-    /// The next packet of data.
+    /// A packet of data that is not begun.
     NextBody,
     /// A packet with the check alone.
     Check,
@@ -71,11 +75,12 @@ enum Progress {
 
 /// Result of [`Service::next_packet`].
 pub(crate) enum NextPacket {
-    /// The packet, and the bytes that were read for it.
+    /// The packet, the number of bytes that were read for it, and whether it is the message's last
+    /// one.
     Packet { packet: Packet, read: u32, is_last: bool },
-    /// The data are not there yet.
+    /// Client memory is being read by message.
     Wait,
-    /// The fabric has no packet.
+    /// The fabric's pool of packets is empty.
     Starved,
 }
 
@@ -102,17 +107,17 @@ impl Service {
         self.job.message.name
     }
 
-    /// Returns the end state of a message whose packets are all made.
-    pub(crate) fn end(&self) -> DataEnd {
-        if self.is_faulty { DataEnd::MemoryFault } else { DataEnd::Complete }
+    /// Returns the status of a message whose packets are all made.
+    pub(crate) fn status(&self) -> TransferStatus {
+        if self.is_faulty { TransferStatus::MemoryFault } else { TransferStatus::Complete }
     }
 
-    /// Returns the memory that packets may still refer to.
-    pub(crate) fn referenced(self) -> Option<ReferencedMemory> {
+    /// Returns the memory that packets still refer to, if there is any.
+    pub(crate) fn into_referenced(self) -> Option<ReferencedMemory> {
         self.referenced.filter(ReferencedMemory::is_in_use)
     }
 
-    /// Returns the packet that is being filled, at the end of a message that is dropped.
+    /// Returns the packet that is being filled, if there is one. The message is dropped.
     pub(crate) fn into_packet(self) -> Option<Packet> {
         match self.progress {
             Progress::Body { packet, .. } => Some(packet),
@@ -156,6 +161,7 @@ impl Service {
         context: &mut Context<'_>,
         reader: &mut Reader,
     ) -> Option<NextPacket> {
+        // Memory that cannot be leased, or of which too little is in one place, is copied.
         let rest = self.length() - self.sent;
         let referenced = self.referenced.as_mut().filter(|_| rest >= MIN_REFERENCE && !self.is_faulty)?;
         let Run::Piece(piece) = self.cursor.run(context, &parts.tenants, reader) else { return None };
@@ -165,7 +171,9 @@ impl Service {
             return None;
         }
 
-        let Ok(mut packet) = context.ports().new_packet(REFERENCE) else { return Some(NextPacket::Starved) };
+        let Ok(mut packet) = context.ports().new_packet(REFERENCE_BYTES) else {
+            return Some(NextPacket::Starved);
+        };
         if !referenced.refer(context, &piece, length, &mut packet) {
             context.ports().recycle(packet);
             return None;
@@ -174,12 +182,14 @@ impl Service {
         self.cursor.advance(length as usize);
         self.sent += length;
         let is_last = self.sent == self.length();
-        self.set_word(&mut packet, parts, is_last);
-        packet.framing = (length as usize).min(parts.site.options.link.max_packet) as u32 - REFERENCE as u32;
+        self.set_route_word(&mut packet, parts, is_last);
+        // The packet counts on its links as long as one with the data, or as the longest one.
+        packet.framing =
+            (length as usize).min(parts.site.options.link.max_packet) as u32 - REFERENCE_BYTES as u32;
         Some(NextPacket::Packet { packet, read: length, is_last })
     }
 
-    /// Returns the bytes of the message.
+    /// Returns the bytes of data of the message.
     pub(crate) fn length(&self) -> u32 {
         self.job.message.packet.trusted.length
     }
@@ -194,13 +204,13 @@ impl Service {
         let payload = self.payload(parts);
         let ends_here = self.sent as usize + payload == self.length() as usize;
         let with_check = payload + wire::CHECK;
-        let takes_check =
+        let check_fits =
             self.check.is_some() && ends_here && with_check <= parts.site.options.link.max_packet;
-        if takes_check { with_check } else { payload }
+        if check_fits { with_check } else { payload }
     }
 
-    /// Makes the header packet. It carries the data of a short message, of which `filled` bytes are
-    /// there.
+    /// Makes the header packet. It carries the data of a short message, whose first `filled` bytes
+    /// were read by earlier calls.
     fn make_header(
         &mut self,
         parts: &mut Parts,
@@ -264,23 +274,25 @@ impl Service {
         if self.is_faulty {
             packet.bytes_mut()[filled..payload].fill(0);
         }
-
         if let Some(check) = &mut self.check {
             check.update(&packet.bytes()[..payload]);
         }
-        let trailing = packet.len() - payload;
+
+        // `body_length` has left room for the check after the last data, if it fits into the
+        // packet.
+        let room_after_data = packet.len() - payload;
         self.sent += payload as u32;
         let is_last_data = self.sent == self.length();
         let needs_check = is_last_data && self.check.is_some();
-        if needs_check && trailing == wire::CHECK {
+        if needs_check && room_after_data == wire::CHECK {
             self.put_check(&mut packet, payload);
         }
 
-        let is_last = is_last_data && (!needs_check || trailing == wire::CHECK);
+        let is_last = is_last_data && (!needs_check || room_after_data == wire::CHECK);
         if is_last_data && !is_last {
             self.progress = Progress::Check;
         }
-        self.set_word(&mut packet, parts, is_last);
+        self.set_route_word(&mut packet, parts, is_last);
         NextPacket::Packet { packet, read: payload as u32, is_last }
     }
 
@@ -291,8 +303,9 @@ impl Service {
             return NextPacket::Starved;
         };
         self.put_check(&mut packet, 0);
-        self.set_word(&mut packet, parts, true);
-        NextPacket::Packet { packet, read: 0, is_last: true }
+        let is_last = true;
+        self.set_route_word(&mut packet, parts, is_last);
+        NextPacket::Packet { packet, read: 0, is_last }
     }
 
     /// Puts the check into a packet, after `at` bytes.
@@ -301,7 +314,8 @@ impl Service {
         packet.bytes_mut()[at..].copy_from_slice(&check.to_le_bytes());
     }
 
-    fn set_word(&self, packet: &mut Packet, parts: &Parts, is_last: bool) {
+    /// Sets the route word of a packet of data.
+    fn set_route_word(&self, packet: &mut Packet, parts: &Parts, is_last: bool) {
         let (target, source) = (self.job.message.target, parts.site.node);
         packet.header = if is_last {
             wire::last_body(target, source, self.is_faulty)
@@ -312,7 +326,8 @@ impl Service {
     }
 }
 
-/// Has a short packet take the time of a whole one, over links with a bandwidth.
+/// Adds framing to a short packet, so that it takes the time of a whole one over links with a
+/// bandwidth.
 #[inline]
 pub(crate) fn pad(packet: &mut Packet, parts: &Parts) {
     if parts.site.options.link.bits_per_second > 0 {
@@ -320,7 +335,8 @@ pub(crate) fn pad(packet: &mut Packet, parts: &Parts) {
     }
 }
 
-/// Copies client memory to `out`, from its byte `filled` on.
+/// Copies the client memory at a cursor to `out`, from its byte `filled` on. `filled` counts the
+/// bytes that are there; after [`Access::Wait`], the next call continues from it.
 #[inline]
 fn gather(
     cursor: &mut Cursor,
@@ -338,7 +354,10 @@ fn gather(
         };
 
         let bytes = (piece.length as usize).min(out.len() - *filled);
-        let owner = (AttachmentId(piece.attachment), cursor.latest_tenant());
+        let owner = MemoryOwner {
+            attachment_id: AttachmentId(piece.attachment),
+            latest_tenant: cursor.latest_tenant(),
+        };
         let target = &mut out[*filled..*filled + bytes];
         match reader.read(context, &parts.tenants, owner, piece.address, target) {
             Access::Done => {}

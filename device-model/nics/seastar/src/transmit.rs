@@ -12,7 +12,9 @@ use std::collections::VecDeque;
 use nicforge_core::{context::Context, fabric::Packet, time::Nanos};
 use nicforge_hwi::seastar::{HeaderPacket, PACKET};
 use nicforge_kit::{Server, retry};
-use nicforge_seastar_firmware::chip::{DataEnd, Event, MAX_ENDS, Transmission, Transmissions, Transmit};
+use nicforge_seastar_firmware::chip::{
+    Event, MAX_TRANSMISSIONS_IN_EVENT, TransferStatus, Transmission, Transmissions, Transmit,
+};
 use zerocopy::IntoBytes;
 
 use crate::{
@@ -23,41 +25,49 @@ use crate::{
     wire,
 };
 
-/// Injection FIFOs of the router.
+/// Number of this engine among the two of a node that read client memory.
+const READER: u64 = 0;
+/// Injection FIFO of the router for data messages.
 pub(crate) const DATA_FIFO: u8 = 0;
+/// Injection FIFO of the router for control messages and shutdown notices.
 pub(crate) const CONTROL_FIFO: u8 = 1;
 
-/// Maximum number of data messages in the queue; [`chip::MAX_TRANSMISSIONS`] suffices for the
-/// firmware.
+/// Maximum number of data messages in the queue. The firmware that comes with nicforge never has
+/// more than [`chip::MAX_TRANSMISSIONS`].
 ///
 /// [`chip::MAX_TRANSMISSIONS`]: nicforge_seastar_firmware::chip::MAX_TRANSMISSIONS
 const MAX_DATA: usize = 4096;
 /// Maximum number of control messages in the queue.
 const MAX_CONTROL: usize = 1 << 16;
-/// Shortest and longest delay before the engine looks again at packets that refer to client memory,
-/// in nanoseconds. It looks in each of its steps, and less often by itself the longer nothing has
-/// happened: the nodes of a large network that wait for one target would otherwise all be stepped
-/// all the time. The acknowledgement of a message arrives shortly before or after its data are
-/// taken.
-const DRAIN_RETRIES: (u64, u64) = (1_000, 10_000_000);
+/// Shortest delay in nanoseconds before the engine checks again whether packets still refer to
+/// client memory. It checks in each of its steps, and asks for a step after a delay that is as long
+/// as nothing has happened: the nodes of a large network that wait for one target would otherwise
+/// all be stepped all the time. An arriving acknowledgement counts as such an event, because it
+/// comes shortly before or after the data are taken.
+const MIN_DRAIN_RETRY: u64 = 1_000;
+/// Longest such delay.
+const MAX_DRAIN_RETRY: u64 = 10_000_000;
 /// How long packets may refer to client memory after the last one was made, in nanoseconds. It is
 /// the firmware's default time-out of a silent node.
 const DRAIN_LIMIT: u64 = 10_000_000_000;
 
 /// The engine.
 pub(crate) struct Transmitter {
+    /// Data messages that wait.
     data: VecDeque<Job>,
+    /// Control messages that wait.
     control: VecDeque<ControlJob>,
+    /// The data message in service.
     service: Option<Service>,
-    /// A packet whose data come through the host interface until this time.
+    /// A packet, and the time at which the host interface has delivered its data.
     staged: Option<(Packet, Nanos)>,
-    /// Messages that have ended, and whose ends the firmware has not seen.
-    finished: VecDeque<(Transmission, DataEnd)>,
+    /// Messages that have ended, with their status, until it is reported to the firmware.
+    finished: VecDeque<(Transmission, TransferStatus)>,
     /// Messages all of whose packets are made, and whose packets still refer to client memory.
     draining: Vec<Draining>,
-    /// The time of the last event that makes an end of these likely.
+    /// The time of the last event after which packets of these are likely to be taken.
     drain_event: Nanos,
-    /// The next node that gets a shutdown notice, if some get one.
+    /// The next node that gets a shutdown notice, while notices are being sent.
     shutdown_notice: Option<u32>,
     reader: Reader,
     /// The host interface, which reads the data of packets.
@@ -68,17 +78,22 @@ pub(crate) struct Transmitter {
 /// Counters of the engine.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SendCounters {
+    /// Data messages that were sent.
     pub(crate) messages: u64,
+    /// Control messages that were sent.
     pub(crate) control: u64,
+    /// Packets that were sent, of all kinds.
     pub(crate) packets: u64,
+    /// Bytes of data of the messages.
     pub(crate) bytes: u64,
+    /// Messages whose memory could not be read.
     pub(crate) faults: u64,
 }
 
 /// A message all of whose packets are made, and whose packets refer to client memory.
 struct Draining {
     name: Transmission,
-    end: DataEnd,
+    status: TransferStatus,
     referenced: ReferencedMemory,
     /// Time at which the last packet was made.
     since: Nanos,
@@ -88,8 +103,10 @@ struct Draining {
 struct ControlJob {
     packet: HeaderPacket,
     target: u32,
-    /// Incarnations of the sender and of the target.
-    incarnations: (u32, u32),
+    /// This node's incarnation at the program's call.
+    source_incarnation: u32,
+    /// The target's incarnation for which the message is meant.
+    target_incarnation: u32,
 }
 
 impl Transmitter {
@@ -103,13 +120,13 @@ impl Transmitter {
             draining: Vec::new(),
             drain_event: Nanos::ZERO,
             shutdown_notice: None,
-            reader: Reader::new(0),
+            reader: Reader::new(READER),
             host: Server::default(),
             counters: SendCounters::default(),
         }
     }
 
-    /// Queues a data message. Returns false if there are too many.
+    /// Queues a data message. Returns false if the queue is full.
     pub(crate) fn queue_data(&mut self, message: Transmit, incarnation: u32, latest_tenant: u32) -> bool {
         let has_room = self.data.len() < MAX_DATA;
         if has_room {
@@ -118,7 +135,7 @@ impl Transmitter {
         has_room
     }
 
-    /// Queues a control message of one packet. Returns false if there are too many.
+    /// Queues a control message of one packet. Returns false if the queue is full.
     pub(crate) fn queue_control(&mut self, message: &Transmit, incarnation: u32) -> bool {
         let has_room = self.control.len() < MAX_CONTROL;
         if has_room {
@@ -126,30 +143,31 @@ impl Transmitter {
             self.control.push_back(ControlJob {
                 packet,
                 target,
-                incarnations: (incarnation, target_incarnation.0),
+                source_incarnation: incarnation,
+                target_incarnation: target_incarnation.0,
             });
         }
         has_room
     }
 
-    /// Ends the remaining data messages of an incarnation, and queues a shutdown notice to
-    /// each other node.
+    /// Ends the remaining data messages of this node's incarnation with [`TransferStatus::Cut`],
+    /// and begins to send a shutdown notice to each other node.
     pub(crate) fn end_incarnation(&mut self, context: &mut Context<'_>) {
         let names = self.service.iter().map(Service::name);
         let names = names.chain(self.data.iter().map(|job| job.message.name));
         let names = names.chain(self.draining.iter().map(|message| message.name));
-        self.finished.extend(names.map(|name| (name, DataEnd::Cut)));
+        self.finished.extend(names.map(|name| (name, TransferStatus::Cut)));
 
         self.drop_data(context);
         self.shutdown_notice = Some(0);
     }
 
-    /// Records a data message that a node without an incarnation would send.
-    pub(crate) fn refuse(&mut self, name: Transmission) {
-        self.finished.push_back((name, DataEnd::Cut));
+    /// Ends a data message that is not sent, because the node has no incarnation.
+    pub(crate) fn cut(&mut self, name: Transmission) {
+        self.finished.push_back((name, TransferStatus::Cut));
     }
 
-    /// Drops all messages, at the end of the firmware's incarnation.
+    /// Drops all messages and the reports of their ends, when the firmware stops.
     pub(crate) fn clear(&mut self, context: &mut Context<'_>) {
         self.drop_data(context);
         self.control.clear();
@@ -186,16 +204,15 @@ impl Transmitter {
         queued as u64 + u64::from(self.service.is_some())
     }
 
-    /// Returns the time at which the engine continues by itself.
+    /// Returns the time at which the engine needs a step, if no event causes one before.
     pub(crate) fn next_time(&self, now: Nanos) -> Nanos {
         let staged = self.staged.as_ref().map_or(Nanos::NEVER, |&(_, due)| due);
         if self.draining.is_empty() {
             return staged;
         }
 
-        let (shortest, longest) = DRAIN_RETRIES;
-        let waited = now.0.saturating_sub(self.drain_event.0);
-        staged.min(now.after(waited.clamp(shortest, longest)))
+        let quiet_for = now.0.saturating_sub(self.drain_event.0);
+        staged.min(now.after(quiet_for.clamp(MIN_DRAIN_RETRY, MAX_DRAIN_RETRY)))
     }
 
     /// Records that a control message has arrived, which may be the acknowledgement of a message
@@ -205,7 +222,8 @@ impl Transmitter {
         self.drain_event = now;
     }
 
-    /// Sends packets, at most about `budget`. Returns their number.
+    /// Sends control messages and then data messages, at most about `budget` packets, and reports
+    /// messages that have ended. Returns the number of packets.
     #[inline]
     pub(crate) fn step(&mut self, parts: &mut Parts, context: &mut Context<'_>, budget: u32) -> u32 {
         if self.is_idle() {
@@ -221,7 +239,7 @@ impl Transmitter {
             return moved;
         }
         while moved < budget
-            && (self.finished.len() < MAX_ENDS || self.report_ends(parts, now))
+            && (self.finished.len() < MAX_TRANSMISSIONS_IN_EVENT || self.report_ends(parts, now))
             && self.send_data(parts, context)
         {
             moved += 1;
@@ -246,21 +264,23 @@ impl Transmitter {
     /// waited for too long.
     fn end_drained_messages(&mut self, now: Nanos) {
         let Self { draining, finished, counters, .. } = self;
-        draining.retain(|Draining { name, end, referenced, since }| {
+        draining.retain(|Draining { name, status, referenced, since }| {
             let is_in_use = referenced.is_in_use();
             let is_over = !is_in_use || now >= since.after(DRAIN_LIMIT);
             if is_over {
-                // The packets may have been there for the end of the mapping.
+                // Packets that still refer to the memory lose it now. Others may have lost it
+                // before, if its mapping has ended.
                 let is_withdrawn = is_in_use || referenced.is_withdrawn();
-                let end = if is_withdrawn { DataEnd::MemoryFault } else { *end };
-                counters.faults += u64::from(end == DataEnd::MemoryFault);
-                finished.push_back((*name, end));
+                let status = if is_withdrawn { TransferStatus::MemoryFault } else { *status };
+                counters.faults += u64::from(status == TransferStatus::MemoryFault);
+                finished.push_back((*name, status));
             }
             !is_over
         });
     }
 
-    /// Sends control messages, and then shutdown notices, while they have room.
+    /// Sends control messages, and then shutdown notices, while the router has room for them.
+    /// Returns their number.
     fn send_control(&mut self, parts: &mut Parts, context: &mut Context<'_>, budget: u32) -> u32 {
         let now = context.now();
         let mut moved = 0;
@@ -293,13 +313,15 @@ impl Transmitter {
         !self.control.is_empty() || self.shutdown_notice.is_some()
     }
 
-    /// Takes the next control message, or the next shutdown notice, which has no content.
+    /// Fills a packet with the next control message, or else makes it the next shutdown notice,
+    /// which has no content.
     #[inline]
     fn fill_control(&mut self, parts: &Parts, packet: &mut Packet) {
         if let Some(job) = self.control.front_mut() {
             job.packet.trusted.source_node = parts.site.node;
             packet.bytes_mut().copy_from_slice(job.packet.as_bytes());
-            packet.header = wire::header(job.target, wire::CONTROL, job.incarnations.0, job.incarnations.1);
+            packet.header =
+                wire::header(job.target, wire::CONTROL, job.source_incarnation, job.target_incarnation);
             self.control.pop_front();
             self.counters.control += 1;
         } else if let Some(target) = self.shutdown_notice {
@@ -308,7 +330,7 @@ impl Transmitter {
         }
     }
 
-    /// Goes on to the next node that gets a shutdown notice.
+    /// Goes on to the next node for a shutdown notice, or ends the notices after the last one.
     #[cold]
     fn next_shutdown_notice(&mut self, parts: &Parts) {
         self.shutdown_notice =
@@ -318,12 +340,13 @@ impl Transmitter {
     /// Reports the ends of messages to the firmware, several in an event. Returns whether all of
     /// them are reported.
     fn report_ends(&mut self, parts: &mut Parts, now: Nanos) -> bool {
-        while let Some(&(first, end)) = self.finished.front() {
+        while let Some(&(first, status)) = self.finished.front() {
             let mut names = Transmissions::one(first);
-            let alike = self.finished.iter().skip(1).take_while(|(_, other)| *other == end);
-            alike.take(MAX_ENDS - 1).for_each(|(name, _)| names.push(*name));
+            // The messages after it with the same status share its event.
+            let alike = self.finished.iter().skip(1).take_while(|(_, other)| *other == status);
+            alike.take(MAX_TRANSMISSIONS_IN_EVENT - 1).for_each(|(name, _)| names.push(*name));
 
-            if !parts.firmware.send(now, Event::Transmitted { names, end }) {
+            if !parts.firmware.send(now, Event::Transmitted { names, status }) {
                 return false;
             }
             self.finished.drain(..names.names().len());
@@ -331,8 +354,8 @@ impl Transmitter {
         true
     }
 
-    /// Makes and sends the next packet of data. Returns whether it has made progress, and may make
-    /// more.
+    /// Makes and sends the next packet of data, or sends the staged one. Returns whether it has,
+    /// and the caller may call again.
     fn send_data(&mut self, parts: &mut Parts, context: &mut Context<'_>) -> bool {
         let now = context.now();
         if self.staged.is_some() {
@@ -345,7 +368,7 @@ impl Transmitter {
         if self.service.is_none() {
             match self.data.front() {
                 Some(job) if job.is_one_packet() => return self.send_short(parts, context),
-                Some(_) => self.begin(parts),
+                Some(_) => self.begin_service(parts),
                 None => return false,
             }
         }
@@ -354,7 +377,7 @@ impl Transmitter {
             NextPacket::Packet { packet, read, is_last } => {
                 self.host.work(now, parts.site.options.host_clock(), read);
                 if is_last {
-                    self.finish(now);
+                    self.end_service(now);
                 }
 
                 self.send_at(parts, context, packet, self.host.idle_at());
@@ -405,13 +428,14 @@ impl Transmitter {
         self.counters.messages += 1;
         self.counters.bytes += u64::from(job.message.packet.trusted.length);
         // The packet holds all data, so that the message needs no memory any more.
-        self.finished.push_back((job.message.name, DataEnd::Complete));
+        self.finished.push_back((job.message.name, TransferStatus::Complete));
         self.data.pop_front();
         self.send_at(parts, context, packet, self.host.idle_at());
         true
     }
 
-    /// Sends a packet of data, whose data come through the host interface until `due`.
+    /// Sends a packet of data at once, or stages it until the host interface has delivered its
+    /// data, at the time `due`.
     #[inline]
     fn send_at(&mut self, parts: &mut Parts, context: &mut Context<'_>, packet: Packet, due: Nanos) {
         if due > context.now() {
@@ -421,24 +445,25 @@ impl Transmitter {
         }
     }
 
-    /// Begins the next message.
-    fn begin(&mut self, parts: &Parts) {
+    /// Takes the next message into service.
+    fn begin_service(&mut self, parts: &Parts) {
         self.service = self.data.pop_front().map(|job| Service::new(job, parts));
     }
 
-    /// Ends the message in service, all of whose packets are made.
-    fn finish(&mut self, now: Nanos) {
+    /// Ends the service of a message all of whose packets are made. Its end is reported when no
+    /// packet refers to its memory any more.
+    fn end_service(&mut self, now: Nanos) {
         let Some(service) = self.service.take() else { return };
-        let end = service.end();
+        let status = service.status();
         self.counters.messages += 1;
         self.counters.bytes += u64::from(service.length());
         let name = service.name();
-        if let Some(referenced) = service.referenced() {
-            self.draining.push(Draining { name, end, referenced, since: now });
+        if let Some(referenced) = service.into_referenced() {
+            self.draining.push(Draining { name, status, referenced, since: now });
             self.drain_event = now;
             return;
         }
-        self.counters.faults += u64::from(end == DataEnd::MemoryFault);
-        self.finished.push_back((name, end));
+        self.counters.faults += u64::from(status == TransferStatus::MemoryFault);
+        self.finished.push_back((name, status));
     }
 }

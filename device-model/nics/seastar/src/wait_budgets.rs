@@ -13,7 +13,7 @@ use nicforge_kit::{Budget, budget};
 
 use crate::config::MAX_CLIENTS;
 
-/// Nanoseconds of a wait that are not charged.
+/// Nanoseconds at the beginning of a wait that are not charged.
 const UNCHARGED: u64 = 200_000;
 /// Maximum number of nanoseconds between two charges of a wait. A budget assumes that the node was
 /// not driven during the rest of a longer time, and does not charge it.
@@ -24,9 +24,9 @@ pub(crate) const CHARGE_PERIOD: u64 = 1_000_000;
 pub(crate) struct Wait {
     /// The time at which it began.
     pub(crate) since: Nanos,
-    /// The time up to which it is charged.
+    /// The time up to which it was charged, or up to which it is not charged.
     charged_until: Nanos,
-    /// Writes that the client had not answered at the last charge.
+    /// Number of writes that the client had not answered at the last look.
     unanswered: usize,
 }
 
@@ -36,8 +36,8 @@ impl Wait {
         Self { since: now, charged_until: now.after(UNCHARGED), unanswered: 0 }
     }
 
-    /// Records the number of writes that the client has not answered. After an answer, the time
-    /// that is not charged begins anew.
+    /// Records the number of writes that the client has not answered. If it has answered some, the
+    /// next [`UNCHARGED`] nanoseconds are not charged.
     pub(crate) fn note_unanswered(&mut self, unanswered: usize, now: Nanos) {
         if unanswered < self.unanswered {
             self.charged_until = now.after(UNCHARGED);
@@ -49,7 +49,9 @@ impl Wait {
 /// The budgets of an engine.
 #[derive(Debug)]
 pub(crate) struct WaitBudgets {
+    /// The budget of each client, by its attachment.
     clients: [Budget; MAX_CLIENTS],
+    /// The budget of all clients of the node together.
     node: Budget,
 }
 

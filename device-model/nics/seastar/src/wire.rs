@@ -22,9 +22,10 @@
 
 use nicforge_network::router::policies::TableWord;
 
-/// Virtual channels of a link: a pair for each class, as datelines need.
+/// Number of virtual channels of a link: a pair for each class, so that packets can change from one
+/// to the other at a ring's dateline.
 pub(crate) const CHANNELS: usize = 4;
-/// First virtual channel of each class.
+/// First virtual channel of each class. Only classes 0 and 1 are used.
 pub(crate) const FIRST_VCS: [u8; 4] = [0, 2, 0, 0];
 
 /// Class of data packets.
@@ -35,19 +36,21 @@ pub(crate) const CONTROL: u8 = 1;
 /// Bytes of the end-to-end check at the end of a message.
 pub(crate) const CHECK: usize = 4;
 
-/// Position and bits of the kind of packet.
+/// Position of the kind of packet.
 const KIND: u32 = 26;
+// Kinds of packets.
 const HEADER: u64 = 0;
 const BODY: u64 = 1;
 const SHUTDOWN_NOTICE: u64 = 2;
 
-/// Bits of an incarnation in a header packet.
+/// Number of bits of an incarnation in the route word of a header packet.
 const INCARNATION_BITS: u32 = 18;
 const INCARNATION_MASK: u32 = (1 << INCARNATION_BITS) - 1;
+/// Positions of the incarnations in the route word of a header packet.
 const SOURCE_INCARNATION: u32 = 28;
 const TARGET_INCARNATION: u32 = SOURCE_INCARNATION + INCARNATION_BITS;
 
-/// Position of the source in other packets, and the flags behind it.
+/// Position of the source in the route word of a packet of data, and the flags after it.
 const SOURCE: u32 = 28;
 const SOURCE_MASK: u64 = 0xff_ffff;
 const LAST: u64 = 1 << 52;
@@ -57,24 +60,34 @@ const CORRUPT: u64 = 1 << 53;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// The first packet of a message.
-    Header {
-        /// The message is a control message.
-        is_control: bool,
-        /// The incarnations of both ends.
-        source_incarnation: ShortIncarnation,
-        target_incarnation: ShortIncarnation,
-    },
+    Header(HeaderWord),
     /// Data of a message.
-    Body {
-        /// The sender.
-        source: u32,
-        /// The packet is the last one.
-        is_last: bool,
-        /// The last packet: the sender could not read all of its memory.
-        is_corrupt: bool,
-    },
-    /// An incarnation of the sender has ended. The packet wakes its target, and says nothing else.
+    Body(BodyWord),
+    /// An incarnation of the sender has ended. The packet only wakes its target, whose device then
+    /// sees the change in the network's table of incarnations.
     ShutdownNotice,
+}
+
+/// The fields of the route word of a header packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeaderWord {
+    /// The message is a control message.
+    pub(crate) is_control: bool,
+    /// The sender's incarnation.
+    pub(crate) source_incarnation: ShortIncarnation,
+    /// The target's incarnation for which the message is meant.
+    pub(crate) target_incarnation: ShortIncarnation,
+}
+
+/// The fields of the route word of a packet of data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BodyWord {
+    /// The sender's node.
+    pub(crate) source: u32,
+    /// The packet is the last one of its message.
+    pub(crate) is_last: bool,
+    /// The packet is the last one, and the sender could not read all of its memory.
+    pub(crate) is_corrupt: bool,
 }
 
 /// The lowest bits of the number of an incarnation; 0 for none.
@@ -92,11 +105,11 @@ impl ShortIncarnation {
 /// Returns the route word of a header packet.
 #[inline]
 pub(crate) fn header(target: u32, class: u8, source_incarnation: u32, target_incarnation: u32) -> u64 {
-    let (source, target_incarnation) =
-        (ShortIncarnation::of(source_incarnation).0, ShortIncarnation::of(target_incarnation).0);
+    let source_incarnation = ShortIncarnation::of(source_incarnation).0;
+    let target_incarnation = ShortIncarnation::of(target_incarnation).0;
     TableWord::new(target, class).0
         | HEADER << KIND
-        | u64::from(source) << SOURCE_INCARNATION
+        | u64::from(source_incarnation) << SOURCE_INCARNATION
         | u64::from(target_incarnation) << TARGET_INCARNATION
 }
 
@@ -122,16 +135,16 @@ pub(crate) fn shutdown_notice(target: u32) -> u64 {
 pub(crate) fn decode(word: u64) -> Option<Kind> {
     let incarnation = |shift: u32| ShortIncarnation::of((word >> shift) as u32);
     match word >> KIND & 0b11 {
-        HEADER => Some(Kind::Header {
+        HEADER => Some(Kind::Header(HeaderWord {
             is_control: TableWord(word).class() == CONTROL,
             source_incarnation: incarnation(SOURCE_INCARNATION),
             target_incarnation: incarnation(TARGET_INCARNATION),
-        }),
-        BODY => Some(Kind::Body {
+        })),
+        BODY => Some(Kind::Body(BodyWord {
             source: (word >> SOURCE & SOURCE_MASK) as u32,
             is_last: word & LAST != 0,
             is_corrupt: word & CORRUPT != 0,
-        }),
+        })),
         SHUTDOWN_NOTICE => Some(Kind::ShutdownNotice),
         _ => None,
     }
@@ -145,14 +158,14 @@ mod tests {
     fn route_words_are_decoded_as_they_were_encoded() {
         let word = header(15_999, CONTROL, 0x2_ffff, 7);
         assert_eq!((TableWord(word).target(), TableWord(word).class()), (15_999, CONTROL));
-        let kind = Kind::Header {
+        let kind = Kind::Header(HeaderWord {
             is_control: true,
             source_incarnation: ShortIncarnation::of(0x2_ffff),
             target_incarnation: ShortIncarnation::of(7),
-        };
+        });
         assert_eq!(decode(word), Some(kind));
 
-        let kind = |is_last, is_corrupt| Some(Kind::Body { source: 15_998, is_last, is_corrupt });
+        let kind = |is_last, is_corrupt| Some(Kind::Body(BodyWord { source: 15_998, is_last, is_corrupt }));
         assert_eq!(decode(body(1, 15_998)), kind(false, false));
         assert_eq!(decode(last_body(1, 15_998, false)), kind(true, false));
         assert_eq!(decode(last_body(1, 15_998, true)), kind(true, true));

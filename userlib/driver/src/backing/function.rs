@@ -30,7 +30,17 @@ use crate::{
 const REGIONS: usize = 9;
 /// Minimum time between two checks of the function's identity during waits.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// Size in bytes of the pages that mappable areas consist of.
 const PAGE: u64 = 4096;
+
+/// The way in which a function's file makes an access of 8 bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum WordAccess {
+    /// It makes one access of the function.
+    Whole,
+    /// It makes several accesses. One that must be whole goes to the mapping instead.
+    Split,
+}
 
 /// The way in which a function was lost.
 #[derive(Clone, Copy)]
@@ -44,18 +54,22 @@ pub(super) enum LossCause {
 /// A region, as the kernel describes it.
 #[derive(Default)]
 pub(super) struct RegionDescription {
+    /// Size in bytes; 0 when the function has no such region.
     pub(super) size: u64,
     pub(super) readable: bool,
     pub(super) writable: bool,
     /// Offset of the region in the file.
     pub(super) file_offset: u64,
-    /// The mappable areas, each as {offset, length}.
-    pub(super) areas: Vec<(u64, u64)>,
+    /// The mappable areas.
+    pub(super) areas: Vec<MappableArea>,
 }
 
+/// A region, after the kernel has described it.
 struct KernelRegion {
     info: RegionInfo,
+    /// Offset of the region in the file.
     file_offset: u64,
+    /// The region's mapping for accesses that the file would split, once there was one.
     memory: OnceLock<Window>,
 }
 
@@ -67,27 +81,29 @@ pub(super) type Describe = fn(BorrowedFd<'_>, u32) -> Result<RegionDescription, 
 pub(super) struct Function {
     file: File,
     describe: Describe,
-    /// Whether the file splits accesses of 8 bytes.
-    splits_words: bool,
+    word_access: WordAccess,
     regions: [OnceLock<KernelRegion>; REGIONS],
     /// 0, or a [`LossCause`]. The function stays lost once this is set.
     loss: AtomicU8,
+    /// Time of the last check of the function's identity.
     last_check: Mutex<Instant>,
     /// The heartbeat of the engine behind the function, if it has one.
     heartbeat: OnceLock<Heartbeat>,
 }
 
+/// Returns the error number of a failed access of a file.
 fn errno_of(error: &std::io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::UnknownErrno, Errno::from_raw)
 }
 
 impl Function {
-    pub(super) fn new(file: File, describe: Describe, splits_words: bool) -> Self {
+    /// Makes the function behind a file. `describe` asks the kernel for a description of a region.
+    pub(super) fn new(file: File, describe: Describe, word_access: WordAccess) -> Self {
         let last_check = Mutex::new(Instant::now());
         let loss = AtomicU8::new(0);
         let (regions, heartbeat) = Default::default();
 
-        Self { file, describe, splits_words, regions, loss, last_check, heartbeat }
+        Self { file, describe, word_access, regions, loss, last_check, heartbeat }
     }
 
     /// Sets the word in which the engine behind the function counts its heartbeat.
@@ -95,6 +111,7 @@ impl Function {
         let _ = self.heartbeat.set(Heartbeat::new(word));
     }
 
+    /// Returns the function's file.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -109,17 +126,16 @@ impl Function {
 
         let described = self.checked("asking for a region", (self.describe)(self.fd(), region))?;
 
-        let fits = |&(offset, len): &(u64, u64)| {
-            let pages = len != 0 && offset % PAGE == 0 && len % PAGE == 0;
-            pages && offset.checked_add(len).is_some_and(|end| end <= described.size)
+        // Only whole pages inside the region can be mapped.
+        let can_be_mapped = |&MappableArea { offset, len }: &MappableArea| {
+            let is_whole_pages = len != 0 && offset % PAGE == 0 && len % PAGE == 0;
+            is_whole_pages && offset.checked_add(len).is_some_and(|end| end <= described.size)
         };
-
-        let areas = described.areas.into_iter().filter(fits);
         let info = RegionInfo {
             size: described.size,
             readable: described.readable,
             writable: described.writable,
-            mappable: areas.map(|(offset, len)| MappableArea { offset, len }).collect(),
+            mappable: described.areas.into_iter().filter(can_be_mapped).collect(),
         };
 
         Ok(slot.get_or_init(|| KernelRegion {
@@ -129,43 +145,45 @@ impl Function {
         }))
     }
 
+    /// Returns the size and the possible accesses of a region.
     pub(super) fn info(&self, region: u32) -> Result<RegionInfo, Error> {
         Ok(self.region(region)?.info.clone())
     }
 
-    /// Returns a mapping of `[offset, offset + 8)`, for accesses that the file would split.
+    /// Returns a mapping of the word at `offset` for an access of `len` bytes, if the file would
+    /// split the access and the word can be mapped.
     fn mapped_word(&self, region: u32, offset: u64, len: usize) -> Option<Window> {
-        if !self.splits_words || len != 8 || !offset.is_multiple_of(8) {
+        if self.word_access == WordAccess::Whole || len != 8 || !offset.is_multiple_of(8) {
             return None;
         }
 
         let known = self.region(region).ok()?;
-        let inside = |area: &MappableArea| {
+        let has_word = |area: &MappableArea| {
             offset >= area.offset && area.len >= 8 && offset - area.offset <= area.len - 8
         };
 
-        if !known.info.mappable.iter().any(inside) {
+        if !known.info.mappable.iter().any(has_word) {
             return None;
         }
 
         if known.memory.get().is_none() {
-            let memory = self.map(region, true).ok()??;
+            let memory = self.map(region, Access::ReadWrite).ok()??;
             let _ = known.memory.set(memory.whole());
         }
 
         known.memory.get()?.window(offset, 8).ok()
     }
 
-    /// Maps a region, as [`super::Backing::map`] does. The mapping is writable if `stores` is set
-    /// and the region is.
-    pub(super) fn map(&self, region: u32, stores: bool) -> Result<Option<SharedMemory>, Error> {
+    /// Maps a region, as [`super::Backing::map`] does. The mapping has the access `wanted`, but is
+    /// read-only for a region that is.
+    pub(super) fn map(&self, region: u32, wanted: Access) -> Result<Option<SharedMemory>, Error> {
         let known = self.region(region)?;
         let areas: Vec<_> = known.info.mappable.iter().map(|area| (area.offset, area.len)).collect();
 
         let Some(end) = areas.iter().map(|(offset, len)| offset + len).max() else { return Ok(None) };
         let len = usize::try_from(end).map_err(|_| Error::AddressSpace { len: end })?;
 
-        let access = if stores && known.info.writable { Access::ReadWrite } else { Access::ReadOnly };
+        let access = if known.info.writable { wanted } else { Access::ReadOnly };
         Ok(Some(SharedMemory::map_device(self.fd(), known.file_offset, len, &areas, access)?))
     }
 
@@ -181,8 +199,8 @@ impl Function {
         Ok(known.file_offset + offset)
     }
 
-    /// Reads from a region, from its mapping if there is one. A function that was pulled is
-    /// recorded as lost.
+    /// Reads from a region, from its mapping if there is one for the access. A function that was
+    /// pulled is recorded as lost.
     pub(super) fn read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Error> {
         let at = self.file_offset(region, offset, out.len())?;
 
@@ -201,6 +219,7 @@ impl Function {
         Ok(())
     }
 
+    /// Writes to a region, to its mapping if there is one for the access.
     pub(super) fn write(&self, region: u32, offset: u64, data: &[u8]) -> Result<(), Error> {
         let at = self.file_offset(region, offset, data.len())?;
 
@@ -222,10 +241,10 @@ impl Function {
     }
 
     /// Records that the function is lost, and returns the error. The first recorded cause stays.
-    pub(super) fn record_loss(&self, how: LossCause) -> Error {
-        let _ = self.loss.compare_exchange(0, how as u8, Ordering::AcqRel, Ordering::Acquire);
-        let withdrawn = self.loss.load(Ordering::Acquire) == LossCause::Withdrawn as u8;
-        Error::DeviceGone { cause: if withdrawn { GoneCause::Withdrawn } else { GoneCause::HungUp } }
+    pub(super) fn record_loss(&self, cause: LossCause) -> Error {
+        let _ = self.loss.compare_exchange(0, cause as u8, Ordering::AcqRel, Ordering::Acquire);
+        let is_withdrawn = self.loss.load(Ordering::Acquire) == LossCause::Withdrawn as u8;
+        Error::DeviceGone { cause: if is_withdrawn { GoneCause::Withdrawn } else { GoneCause::HungUp } }
     }
 
     /// Returns whether the function's identity reads as all ones, which means that nothing answers.
@@ -241,9 +260,9 @@ impl Function {
         }
     }
 
-    /// Checks whether the function is lost: from the recorded state, and at most once each
-    /// [`CHECK_INTERVAL`] from its identity. A moving heartbeat makes the read of the identity
-    /// unnecessary, and it costs no access of the function.
+    /// Checks whether the function is lost: by the recorded state, and at most once each
+    /// [`CHECK_INTERVAL`] by its identity. While the heartbeat moves, the identity is not read: the
+    /// heartbeat is in memory, and costs no access of the function.
     pub(super) fn check_alive(&self) -> Result<(), Error> {
         if self.loss.load(Ordering::Acquire) != 0 {
             return Err(self.record_loss(LossCause::Pulled));
@@ -257,8 +276,9 @@ impl Function {
             *last_check = Instant::now();
         }
 
-        let beats = self.heartbeat.get().is_some_and(|heartbeat| heartbeat.time_since_beat() <= BEAT_TIMEOUT);
-        if !beats && self.is_all_ones() { Err(self.record_loss(LossCause::Pulled)) } else { Ok(()) }
+        let is_beating =
+            self.heartbeat.get().is_some_and(|heartbeat| heartbeat.time_since_beat() <= BEAT_TIMEOUT);
+        if !is_beating && self.is_all_ones() { Err(self.record_loss(LossCause::Pulled)) } else { Ok(()) }
     }
 }
 
@@ -277,7 +297,9 @@ mod tests {
                 readable: true,
                 writable: true,
                 file_offset: PAGE,
-                areas: vec![(4096, 4096), (4096, 100), (8192, 4096), (!0xfff, 8192)],
+                areas: [(4096, 4096), (4096, 100), (8192, 4096), (!0xfff, 8192)]
+                    .map(|(offset, len)| MappableArea { offset, len })
+                    .to_vec(),
             }),
             1 => Err(Errno::ENODEV),
             _ => Ok(RegionDescription::default()),
@@ -287,7 +309,7 @@ mod tests {
     fn function() -> (SharedMemory, Function) {
         let memory = SharedMemory::create("function", 3 * 4096).unwrap();
         let file: OwnedFd = memory.fd().unwrap().try_clone_to_owned().unwrap();
-        (memory, Function::new(file.into(), describe, true))
+        (memory, Function::new(file.into(), describe, WordAccess::Split))
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub const IRQ_MSI: u32 = vfio_bindings::bindings::vfio::VFIO_PCI_MSI_IRQ_INDEX;
 /// VFIO index of the MSI-X interrupts.
 pub const IRQ_MSIX: u32 = vfio_bindings::bindings::vfio::VFIO_PCI_MSIX_IRQ_INDEX;
 
-/// Yielding pauses of a waiting loop between two checks that the device is there.
+/// Number of yielding pauses of a waiting loop between two calls of [`Backing::handle_events`].
 const PAUSES_BETWEEN_EVENTS: u32 = 64;
 
 /// A range of a region that is memory and can be mapped.
@@ -164,8 +164,9 @@ impl DmaMemory {
         match self {
             DmaMemory::Shared { memory, offset, len } => Ok(memory.window(*offset, *len)?),
             DmaMemory::Private { memory, len } => {
-                let unknown = Error::Unsupported { what: "DMA to memory that is not mapped in this process" };
-                Ok(memory.mapped().ok_or(unknown)?.window(0, *len)?)
+                let not_mapped =
+                    Error::Unsupported { what: "DMA to memory that is not mapped in this process" };
+                Ok(memory.mapped().ok_or(not_mapped)?.window(0, *len)?)
             }
         }
     }

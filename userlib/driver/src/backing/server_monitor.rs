@@ -18,7 +18,9 @@ use crate::heartbeat::{BEAT_TIMEOUT, Heartbeat};
 /// The process and the heartbeat of one server.
 #[derive(Default)]
 pub(super) struct ServerMonitor {
+    /// The process that serves, if it is known.
     process: OnceLock<ServerProcess>,
+    /// The heartbeat of the server's engine, if it has one.
     heartbeat: OnceLock<Heartbeat>,
 }
 
@@ -37,6 +39,7 @@ impl ServerMonitor {
 }
 
 impl ServerWatch for ServerMonitor {
+    /// Returns whether the server is lost. Without both signs, it is not.
     fn is_lost(&self) -> bool {
         let (Some(process), Some(heartbeat)) = (self.process.get(), self.heartbeat.get()) else {
             return false;

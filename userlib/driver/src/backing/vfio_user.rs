@@ -32,16 +32,17 @@ use crate::{Error, GoneCause, OpenOptions};
 
 /// The number of regions of a PCI function.
 const REGIONS: usize = 9;
-/// Maximum number of messages that are served before the caller's own wait continues.
+/// Maximum number of DMA messages that are served before the caller's own wait continues.
 const MESSAGES_AT_ONCE: u32 = 4096;
 
 /// A range that the server may access by DMA messages.
 struct Range {
     len: u64,
     memory: Arc<dyn PrivateMemory>,
+    /// The accesses that are allowed.
     permission: DmaPermission,
-    /// Whether messages are the only way to reach the range.
-    private: bool,
+    /// The server can reach the range by messages only.
+    is_private: bool,
 }
 
 /// The memory that the server may access. A server may also use messages for memory that it could
@@ -50,31 +51,41 @@ struct Range {
 struct ClientMemory {
     /// The ranges, by first DMA address.
     ranges: RwLock<BTreeMap<u64, Range>>,
-    /// The number of private ranges.
-    private: AtomicUsize,
+    /// The number of ranges that are private.
+    private_count: AtomicUsize,
+}
+
+/// The part of an access that lies in one range.
+struct Part<'a> {
+    range: &'a Range,
+    /// Offset of the part in the range.
+    offset: u64,
+    /// End of the part in the message's data.
+    end: usize,
 }
 
 impl ClientMemory {
+    /// Changes the ranges, and counts the private ones again.
     fn change(&self, change: impl FnOnce(&mut BTreeMap<u64, Range>)) {
         let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
         change(&mut ranges);
-        self.private.store(ranges.values().filter(|range| range.private).count(), Ordering::Release);
+        self.private_count.store(ranges.values().filter(|range| range.is_private).count(), Ordering::Release);
     }
 
-    /// Inserts a range if no other one overlaps it. Returns whether it did.
+    /// Inserts a range if no other one overlaps it. Returns whether it has.
     fn insert(&self, iova: u64, range: Range) -> bool {
         let end = iova.saturating_add(range.len);
-        let mut free = false;
+        let mut is_free = false;
 
         self.change(|ranges| {
             let before = ranges.range(..end).next_back();
-            free = before.is_none_or(|(start, other)| start.saturating_add(other.len) <= iova);
-            if free {
+            is_free = before.is_none_or(|(start, other)| start.saturating_add(other.len) <= iova);
+            if is_free {
                 ranges.insert(iova, range);
             }
         });
 
-        free
+        is_free
     }
 
     /// Removes the ranges that start in `[iova, iova + len)`.
@@ -85,41 +96,43 @@ impl ClientMemory {
 
     /// Returns whether a message may arrive at any time.
     fn has_private(&self) -> bool {
-        self.private.load(Ordering::Acquire) != 0
+        self.private_count.load(Ordering::Acquire) != 0
     }
 
-    /// Checks access to all of `[address, address + len)`, then calls `copy` for each piece. `copy`
-    /// takes the memory, the offset in it, and the piece's range in the message.
+    /// Checks access to all of `[address, address + len)`, then calls `copy` for each part in one
+    /// range. `copy` takes the memory, the offset in it, and the part's place in the message's
+    /// data.
     fn access(
         &self,
         address: u64,
         len: usize,
-        allowed: impl Fn(&DmaPermission) -> bool,
+        is_allowed: impl Fn(&DmaPermission) -> bool,
         mut copy: impl FnMut(&dyn PrivateMemory, u64, ops::Range<usize>) -> Result<(), Error>,
     ) -> Result<(), Errno> {
         let ranges = self.ranges.read().unwrap_or_else(PoisonError::into_inner);
 
-        let piece = |done: usize| {
+        // Returns the part that begins at byte `done` of the message's data.
+        let part_at = |done: usize| {
             let at = address.checked_add(done as u64).ok_or(Errno::EFAULT)?;
             let (start, range) = ranges.range(..=at).next_back().ok_or(Errno::EFAULT)?;
             let offset = at - start;
 
             match range.len.saturating_sub(offset).min((len - done) as u64) {
                 0 => Err(Errno::EFAULT),
-                _ if !allowed(&range.permission) => Err(Errno::EACCES),
-                part => Ok((range, offset, done + part as usize)),
+                _ if !is_allowed(&range.permission) => Err(Errno::EACCES),
+                length => Ok(Part { range, offset, end: done + length as usize }),
             }
         };
 
         // The whole range is checked first, so that a refused access copies nothing.
         let mut done = 0;
         while done < len {
-            done = piece(done)?.2;
+            done = part_at(done)?.end;
         }
 
         done = 0;
         while done < len {
-            let (range, offset, end) = piece(done)?;
+            let Part { range, offset, end } = part_at(done)?;
             copy(&*range.memory, offset, done..end).map_err(|_| Errno::EFAULT)?;
             done = end;
         }
@@ -131,14 +144,19 @@ impl ClientMemory {
 impl GuestMemory for ClientMemory {
     fn read(&self, address: u64, data: &mut [u8]) -> Result<(), Errno> {
         let len = data.len();
-        self.access(address, len, |may| may.read, |memory, offset, part| memory.read(offset, &mut data[part]))
+        self.access(
+            address,
+            len,
+            |permission| permission.read,
+            |memory, offset, part| memory.read(offset, &mut data[part]),
+        )
     }
 
     fn write(&self, address: u64, data: &[u8]) -> Result<(), Errno> {
         self.access(
             address,
             data.len(),
-            |may| may.write,
+            |permission| permission.write,
             |memory, offset, part| memory.write(offset, &data[part]),
         )
     }
@@ -147,16 +165,20 @@ impl GuestMemory for ClientMemory {
 /// A region, as the server describes it.
 struct RemoteRegion {
     info: RegionInfo,
+    /// The file that has the region's memory, if it has any.
     fd: Option<OwnedFd>,
     /// Offset of the region in the file.
     file_offset: u64,
 }
 
+/// The state that all clones of a [`VfioUser`] share.
 struct VfioUserConnection {
     client: Client,
+    /// The memory that the server may access.
     memory: Arc<ClientMemory>,
     monitor: Arc<ServerMonitor>,
     regions: [OnceLock<RemoteRegion>; REGIONS],
+    /// The device can be reset.
     can_reset: bool,
 }
 
@@ -169,7 +191,7 @@ pub struct VfioUser(Arc<VfioUserConnection>);
 fn from_client_error(operation: &'static str, error: ClientError) -> Error {
     match error {
         ClientError::Disconnected { .. } => Error::DeviceGone { cause: GoneCause::HungUp },
-        // A server of nicforge answers so once it has detached this client.
+        // This is the answer of a nicforge server that has detached this client.
         ClientError::Refused { errno: Errno::ENODEV, .. } => Error::DeviceGone { cause: GoneCause::Evicted },
         ClientError::Refused { errno, .. } | ClientError::System { errno, .. } => {
             Error::Refused { what: operation, errno: errno.raw() }
@@ -269,6 +291,7 @@ impl VfioUser {
         Ok(slot.get_or_init(|| RemoteRegion { info, fd: found.fd, file_offset: found.offset }))
     }
 
+    /// Checks that an access lies in its region.
     fn check_range(&self, region: u32, offset: u64, len: usize) -> Result<(), Error> {
         let size = self.region(region)?.info.size;
         let len = len as u64;
@@ -279,6 +302,7 @@ impl VfioUser {
         Ok(())
     }
 
+    /// Makes a request for interrupts of an index. `operation` names it in an error.
     fn set_irqs(
         &self,
         operation: &'static str,
@@ -290,9 +314,9 @@ impl VfioUser {
         self.checked(operation, self.0.client.set_irqs(index, start, action, payload))
     }
 
-    /// Converts the result of a call, and serves DMA messages. A call may have read messages behind
-    /// its reply. The descriptor no longer signals these to a thread that blocks, so they are
-    /// served here.
+    /// Converts the result of a request, and serves DMA messages. The request may have read
+    /// messages from the socket that came behind its reply. A thread that blocks on the socket is
+    /// not woken for these, so that they are served here.
     fn checked<T>(&self, operation: &'static str, result: Result<T, ClientError>) -> Result<T, Error> {
         let value = result.map_err(|error| from_client_error(operation, error))?;
         if self.0.memory.has_private() {
@@ -379,10 +403,12 @@ impl Backing for VfioUser {
     }
 
     fn dma_map(&self, iova: u64, memory: DmaMemory, permission: DmaPermission) -> Result<(), Error> {
-        let may = |allowed, flag| if allowed { flag } else { 0 };
-        let flags = may(permission.read, wire::DMA_FLAG_READ) | may(permission.write, wire::DMA_FLAG_WRITE);
+        let flag_if = |allowed, flag| if allowed { flag } else { 0 };
+        let flags =
+            flag_if(permission.read, wire::DMA_FLAG_READ) | flag_if(permission.write, wire::DMA_FLAG_WRITE);
         let len = memory.len();
 
+        // The server gets the file of shared memory. This process answers messages for either kind.
         let (offset, shared, memory): (_, _, Arc<dyn PrivateMemory>) = match memory {
             DmaMemory::Shared { memory, offset, len } => {
                 let window = memory.window(offset, len)?;
@@ -393,8 +419,8 @@ impl Backing for VfioUser {
 
         let fd = match &shared {
             Some(shared) => {
-                let unknown = Error::Unsupported { what: "DMA to memory whose file is not known" };
-                Some(shared.fd().ok_or(unknown)?)
+                let no_file = Error::Unsupported { what: "DMA to memory whose file is not known" };
+                Some(shared.fd().ok_or(no_file)?)
             }
             None => None,
         };
@@ -403,7 +429,7 @@ impl Backing for VfioUser {
         // The range is recorded first, because the server may ask for its bytes as soon as it has
         // answered.
         let operation = "mapping memory for DMA";
-        if !self.0.memory.insert(iova, Range { len, memory, permission, private: fd.is_none() }) {
+        if !self.0.memory.insert(iova, Range { len, memory, permission, is_private: fd.is_none() }) {
             return Err(Error::Refused { what: operation, errno: Errno::EEXIST.raw() });
         }
 

@@ -12,6 +12,9 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::{Backing, Error, REGION_CONFIG, RegionInfo, WriteMode};
 
+/// Pages and rings begin at a multiple of this number of bytes.
+const PAGE: u32 = 4096;
+
 // Registers and bits of the header: PCI Local Bus Specification 3.0, chapter 6.
 const REG_VENDOR: u64 = 0x00;
 const REG_COMMAND: u64 = 0x04;
@@ -24,7 +27,9 @@ const COMMAND_BUS_MASTER: u16 = 1 << 2;
 const STATUS_CAPABILITIES: u16 = 1 << 4;
 const HEADER_SIZE: u64 = 0x40;
 const CONFIG_SIZE: u64 = 0x100;
-/// Capabilities that fit between the header and the end. A longer list contains a cycle.
+/// Bits of the offset of a capability. The others are reserved.
+const CAPABILITY_OFFSET: u8 = 0xfc;
+/// Maximum number of capabilities between the header and the end. A longer list contains a cycle.
 const MAX_CAPABILITIES: u64 = (CONFIG_SIZE - HEADER_SIZE) / 4;
 
 /// The identity of a PCI function, from its configuration header.
@@ -44,20 +49,23 @@ pub struct Identity {
     pub revision: u8,
 }
 
+/// Reads `N` bytes of configuration space at an offset.
 fn read<const N: usize>(backing: &dyn Backing, offset: u64) -> Result<[u8; N], Error> {
     let mut bytes = [0; N];
     backing.read(REGION_CONFIG, offset, &mut bytes)?;
     Ok(bytes)
 }
 
+/// Reads a 16-bit register of configuration space.
 fn read_u16(backing: &dyn Backing, offset: u64) -> Result<u16, Error> {
     Ok(u16::from_le_bytes(read(backing, offset)?))
 }
 
 /// Reads the identity from the header.
 pub(crate) fn identity(backing: &dyn Backing) -> Result<Identity, Error> {
-    let [v0, v1, d0, d1] = read(backing, REG_VENDOR)?;
-    let vendor = u16::from_le_bytes([v0, v1]);
+    // The vendor id, and the device id after it.
+    let [vendor_low, vendor_high, device_low, device_high] = read(backing, REG_VENDOR)?;
+    let vendor = u16::from_le_bytes([vendor_low, vendor_high]);
     if vendor == 0xffff {
         return Err(Error::Protocol {
             what: "there is no function: its vendor id is all ones",
@@ -65,14 +73,14 @@ pub(crate) fn identity(backing: &dyn Backing) -> Result<Identity, Error> {
         });
     }
 
-    let [revision, interface, sub, base] = read(backing, REG_REVISION)?;
-    let [sv0, sv1, s0, s1] = read(backing, REG_SUBSYSTEM)?;
+    let [revision, interface, subclass, base_class] = read(backing, REG_REVISION)?;
+    let [subsystem_vendor @ .., id_low, id_high]: [u8; 4] = read(backing, REG_SUBSYSTEM)?;
     Ok(Identity {
         vendor,
-        device: u16::from_le_bytes([d0, d1]),
-        subsystem_vendor: u16::from_le_bytes([sv0, sv1]),
-        subsystem: u16::from_le_bytes([s0, s1]),
-        class: u32::from_le_bytes([interface, sub, base, 0]),
+        device: u16::from_le_bytes([device_low, device_high]),
+        subsystem_vendor: u16::from_le_bytes(subsystem_vendor),
+        subsystem: u16::from_le_bytes([id_low, id_high]),
+        class: u32::from_le_bytes([interface, subclass, base_class, 0]),
         revision,
     })
 }
@@ -80,10 +88,10 @@ pub(crate) fn identity(backing: &dyn Backing) -> Result<Identity, Error> {
 /// Enables memory decoding and bus mastering.
 pub(crate) fn enable(backing: &dyn Backing) -> Result<(), Error> {
     let command = read_u16(backing, REG_COMMAND)?;
-    let expected = command | COMMAND_MEMORY | COMMAND_BUS_MASTER;
+    let enabled = command | COMMAND_MEMORY | COMMAND_BUS_MASTER;
 
-    if command != expected {
-        backing.write(REGION_CONFIG, REG_COMMAND, &expected.to_le_bytes(), WriteMode::Confirmed)?;
+    if command != enabled {
+        backing.write(REGION_CONFIG, REG_COMMAND, &enabled.to_le_bytes(), WriteMode::Confirmed)?;
     }
     Ok(())
 }
@@ -98,7 +106,7 @@ pub(crate) fn find(
     }
 
     let [first] = read::<1>(backing, REG_CAPABILITIES)?;
-    let mut at = u64::from(first & 0xfc);
+    let mut at = u64::from(first & CAPABILITY_OFFSET);
 
     for _ in 0..MAX_CAPABILITIES {
         if at == 0 {
@@ -108,6 +116,7 @@ pub(crate) fn find(
             return Err(Error::Protocol { what: "a capability lies in the header", value: at });
         }
 
+        // `len` and `kind` are fields of vendor-specific capabilities.
         let [id, next, len, kind] = read(backing, at)?;
         if id == CAP_ID_VENDOR
             && kind == CAP_KIND_ATTACHMENT
@@ -117,7 +126,7 @@ pub(crate) fn find(
             return validated(found, bars).map(Some);
         }
 
-        at = u64::from(next & 0xfc);
+        at = u64::from(next & CAPABILITY_OFFSET);
     }
 
     Err(Error::Protocol { what: "the list of capabilities has no end", value: first.into() })
@@ -152,20 +161,20 @@ pub(crate) fn ring_bytes(capability: &AttachmentCapability) -> u64 {
     u64::from(capability.ring_cells) * CELL as u64
 }
 
-/// Returns the most data bytes that a record can hold.
+/// Returns the maximum number of data bytes of a record.
 pub(crate) fn max_data(capability: &AttachmentCapability) -> usize {
     1usize.checked_shl(capability.max_data_log2.into()).unwrap_or(MAX_DATA).min(MAX_DATA)
 }
 
-/// Returns the capability that was found, if its pages and rings lie in the BARs.
+/// Checks that the pages and rings of a capability lie in the BARs, and returns the capability.
 fn validated(
     capability: AttachmentCapability,
     bars: &[RegionInfo; 6],
 ) -> Result<AttachmentCapability, Error> {
     let check_range = |what, bar: u8, offset: u32, len: u64| {
         let end = u64::from(offset) + len;
-        let inside = bars.get(usize::from(bar)).is_some_and(|info| end <= info.size);
-        if inside && offset.is_multiple_of(4096) {
+        let is_inside = bars.get(usize::from(bar)).is_some_and(|info| end <= info.size);
+        if is_inside && offset.is_multiple_of(PAGE) {
             Ok(())
         } else {
             Err(Error::Protocol { what, value: offset.into() })

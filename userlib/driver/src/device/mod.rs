@@ -31,8 +31,8 @@ pub struct OpenOptions {
     pub socket_spin: Duration,
     /// How waiting loops on a host move from spinning to sleeping.
     pub backoff: Backoff,
-    /// The device counts as stopped when its heartbeat does not move for this long during a wait.
-    /// `None` means never. A living engine advances it at least every 100 ms.
+    /// The device counts as stopped when its heartbeat has not moved for this long during a wait.
+    /// With `None`, it never does. A living engine advances the heartbeat at least every 100 ms.
     pub heartbeat: Option<Duration>,
 }
 
@@ -351,6 +351,8 @@ impl Device {
 }
 
 impl Shared {
+    /// Waits until the device has taken all earlier writes: see [`Device::flush`]. The register
+    /// that is read has no side effect.
     pub(crate) fn flush(&self) -> Result<(), Error> {
         if self.capability.is_some() {
             self.control_read(control::GENERATION).map(drop)

@@ -26,21 +26,25 @@ use crate::{
     dma::IovaAllocator,
     heartbeat::{BEAT_TIMEOUT, Heartbeat},
     interrupt::Bound,
-    posted::{Ring, RingSlot},
+    posted::{Ring, RingSlot, RingState},
     runtime::{self, Cost, charge, note_store},
 };
 
-/// Turns of a waiting loop between two checks of the mirror.
+/// Number of iterations of a waiting loop between two checks of the mirror.
 const PAUSES_BETWEEN_CHECKS: u32 = 64;
 
-/// Turns of a wait for the mirror's generation between two reads of the register.
+/// Number of pauses of a wait for the mirror's generation between two reads of the register.
 const PAUSES_BETWEEN_READS: u32 = 16;
 
 /// The words of the attachment mirror.
 struct Mirror {
+    /// The whole page.
     page: Window,
+    /// Generation of the attachment.
     generation: SharedU32,
+    /// Heartbeat of the engine.
     heartbeat: Heartbeat,
+    /// Flags such as [`mirror::FLAG_DEAD`].
     flags: SharedU32,
 }
 
@@ -60,6 +64,7 @@ impl Mirror {
 
 /// The attachment of a device with the pages of nicforge's core.
 struct Attachment {
+    /// Number of the attachment in its function.
     number: u32,
     mirror: Mirror,
     waker: EngineWaker,
@@ -68,17 +73,22 @@ struct Attachment {
 /// The engine's sleeping flag.
 #[derive(Clone)]
 pub(crate) struct EngineWaker {
+    /// The flag, in the mirror page.
     sleeping: SharedU32,
-    /// Whether writers must fence before they load the flag. They must if there is no `membarrier`,
-    /// or if it does not reach this process.
-    fence: bool,
+    /// Writers must execute a fence before they load the flag, because the engine cannot execute a
+    /// barrier on their processors by `membarrier`.
+    needs_fence: bool,
 }
 
 impl EngineWaker {
     /// Returns whether the engine sleeps and must be woken, after a store.
     #[inline]
     pub(crate) fn must_wake(&self) -> bool {
-        if self.fence { must_kick(&self.sleeping, &FullFence) } else { must_kick(&self.sleeping, &NoFence) }
+        if self.needs_fence {
+            must_kick(&self.sleeping, &FullFence)
+        } else {
+            must_kick(&self.sleeping, &NoFence)
+        }
     }
 }
 
@@ -86,14 +96,16 @@ impl EngineWaker {
 ///
 /// Invariant: a region is mapped at most once, when it is first used.
 struct Bars {
+    /// Description of each BAR.
     infos: [RegionInfo; 6],
+    /// The BARs that were used so far.
     regions: [OnceLock<Arc<Region>>; 6],
 }
 
 /// The resets by this process.
 ///
-/// Invariant: `begun` counts a reset before the device is reset, `completed` after the new
-/// generation was taken over.
+/// Invariant: `begun` counts a reset before the device is reset; `completed` counts it after this
+/// process has adopted the new generation.
 #[derive(Default)]
 struct Resets {
     begun: AtomicU32,
@@ -107,14 +119,17 @@ pub(crate) struct Shared {
     pub(crate) identity: Identity,
     pub(crate) capability: Option<AttachmentCapability>,
     bars: Bars,
+    /// Empty for a plain PCI function.
     attachment: OnceLock<Attachment>,
+    /// The posted-write rings.
     pub(crate) rings: Vec<RingSlot>,
     /// Held from the selection of a ring to the read of its state.
     ring_select: Mutex<()>,
     tenancy: Tenancy,
     resets: Resets,
-    /// `None` where the backing chooses addresses.
+    /// The allocator of DMA addresses; `None` where the backing chooses them.
     pub(crate) iova: Option<Mutex<IovaAllocator>>,
+    /// The bound vectors, by VFIO index and vector.
     pub(crate) interrupts: Mutex<BTreeMap<(u32, u32), Weak<Bound>>>,
 }
 
@@ -125,6 +140,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
+    /// Opens a device, with its attachment and its rings.
     pub(crate) fn open(backing: Arc<dyn Backing>, options: OpenOptions) -> Result<Arc<Self>, Error> {
         let identity = capability::identity(&*backing)?;
 
@@ -133,6 +149,7 @@ impl Shared {
             *info = backing.region_info(index as u32)?;
         }
 
+        // This process must not write to BARs that only the device writes.
         let capability = capability::find(&*backing, &infos)?;
         for (index, info) in infos.iter_mut().enumerate() {
             info.writable &= !capability.is_some_and(|found| capability::is_mirrored(&found, index));
@@ -169,8 +186,8 @@ impl Shared {
         Ok(shared)
     }
 
-    /// Opens the control page and the mirror of the attachment, and takes over its generation. A
-    /// plain PCI function has none.
+    /// Opens the control page and the mirror of the attachment, and adopts its generation. A plain
+    /// PCI function has no attachment.
     fn open_attachment(&self) -> Result<(), Error> {
         let Some(capability) = self.capability else { return Ok(()) };
 
@@ -194,9 +211,10 @@ impl Shared {
             page: page.clone(),
         };
 
-        // A fence in the writer is always correct, whichever of the two conditions fails.
-        let fence = !self.backing.engine_is_near() || !register_membarrier().unwrap_or(false);
-        let waker = EngineWaker { sleeping: page.u32(mirror::SLEEPING)?, fence };
+        // Without a fence in writers, both conditions must hold: the engine is on this kernel, and
+        // the kernel has `membarrier`. With a fence, the waker is correct in any case.
+        let needs_fence = !self.backing.engine_is_near() || !register_membarrier().unwrap_or(false);
+        let waker = EngineWaker { sleeping: page.u32(mirror::SLEEPING)?, needs_fence };
         let number = self.control_read(control::ATTACHMENT)?;
 
         // `open` calls this function once, so the cell is empty.
@@ -204,7 +222,8 @@ impl Shared {
         self.adopt_generation()
     }
 
-    /// Reads the attachment's generation and expects it from now on.
+    /// Reads the attachment's generation from its register, waits until the mirror shows it, and
+    /// expects it from now on.
     fn adopt_generation(&self) -> Result<(), Error> {
         let Some(Attachment { mirror, .. }) = self.attachment.get() else { return Ok(()) };
 
@@ -225,7 +244,8 @@ impl Shared {
             if relax.pauses().is_multiple_of(PAUSES_BETWEEN_READS) {
                 let present = self.control_read(control::GENERATION)?;
                 if present != generation {
-                    // Another client's reset came between, which has also disabled the function.
+                    // Another client has reset the attachment meanwhile, which has also disabled
+                    // the function.
                     self.note_loss(capability::enable(&*self.backing))?;
                     generation = present;
                 }
@@ -270,12 +290,14 @@ impl Shared {
         self.note_loss(self.backing.irq_info(index))
     }
 
+    /// Returns the region and the offset of a register of the control page.
     fn control_register(&self, register: u64) -> Result<(u32, u64), Error> {
         let capability =
             self.capability.ok_or(Error::Unsupported { what: "a control page on a plain PCI function" })?;
         Ok((capability.control_bar.into(), u64::from(capability.control_offset) + register))
     }
 
+    /// Reads a register of the control page.
     pub(crate) fn control_read(&self, register: u64) -> Result<u32, Error> {
         let (region, offset) = self.control_register(register)?;
         let mut value = [0; 4];
@@ -283,8 +305,8 @@ impl Shared {
         Ok(u32::from_le_bytes(value))
     }
 
-    /// Returns {cell, phase} of the record that the engine reads next in ring `ring`.
-    pub(crate) fn ring_state(&self, ring: u8) -> Result<(u32, bool), Error> {
+    /// Returns where the engine reads the next record of ring `ring`.
+    pub(crate) fn ring_state(&self, ring: u8) -> Result<RingState, Error> {
         // No other thread may select a ring between this selection and the read of its state.
         let _held = lock(&self.ring_select);
 
@@ -292,14 +314,17 @@ impl Shared {
         self.write(region, offset, &u32::from(ring).to_le_bytes(), WriteMode::Confirmed)?;
 
         let state = self.control_read(control::RING_STATE)?;
-        Ok((state & 0x7fff_ffff, state >> 31 != 0))
+        // Bit 31 is the phase, and the others are the cell.
+        Ok(RingState { cell: state & 0x7fff_ffff, phase: state >> 31 != 0 })
     }
 
+    /// Reads from a region by a trapped access.
     pub(crate) fn read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Error> {
         charge(Cost::TrappedAccess, 1);
         self.note_loss(self.backing.read(region, offset, out))
     }
 
+    /// Writes to a region by a trapped access.
     pub(crate) fn write(&self, region: u32, offset: u64, data: &[u8], mode: WriteMode) -> Result<(), Error> {
         charge(Cost::TrappedAccess, 1);
         self.note_loss(self.backing.write(region, offset, data, mode))
@@ -313,11 +338,12 @@ impl Shared {
         result
     }
 
+    /// Returns the recorded cause for which the device is lost, if it is.
     pub(crate) fn loss_cause(&self) -> Option<GoneCause> {
         self.tenancy.loss_cause()
     }
 
-    /// Returns the engine's sleeping flag, if the device has an attachment's pages.
+    /// Returns a handle of the engine's sleeping flag, if the device has an attachment.
     pub(crate) fn engine_waker(&self) -> Option<EngineWaker> {
         self.attachment.get().map(|attachment| attachment.waker.clone())
     }
@@ -334,22 +360,22 @@ impl Shared {
         }
     }
 
-    /// As [`Shared::after_store`], with a copy of the engine's sleeping flag, after a store to
-    /// mapped memory or to a ring.
+    /// Does the work of [`Shared::after_store`] with a handle of the engine's sleeping flag that
+    /// the caller has, after a store to mapped memory or to a ring.
     #[inline]
     pub(crate) fn after_store_with(&self, waker: &EngineWaker) -> Result<(), Error> {
         note_store();
         if waker.must_wake() { self.kick() } else { Ok(()) }
     }
 
-    /// Wakes the engine, after a store to mapped memory.
+    /// Wakes the engine by a write to a register.
     #[cold]
     pub(crate) fn kick(&self) -> Result<(), Error> {
         let (region, offset) = self.control_register(control::WAKE)?;
         match self.write(region, offset, &1u32.to_le_bytes(), WriteMode::Posted) {
             Err(error @ Error::DeviceGone { .. }) => Err(error),
-            // The store itself has been made. A lost wake costs at most the engine's safety
-            // time-out.
+            // The caller's store has been made. If the wake is lost, the engine finds the store
+            // when its sleep times out.
             _ => Ok(()),
         }
     }
@@ -361,7 +387,7 @@ impl Shared {
         if relax.count_call().is_multiple_of(PAUSES_BETWEEN_CHECKS) { self.check_alive() } else { Ok(()) }
     }
 
-    /// Checks the mirror for the loss of the device.
+    /// Checks whether the device is lost: by the recorded state, and by the mirror.
     pub(crate) fn check_alive(&self) -> Result<(), Error> {
         if let Some(cause) = self.loss_cause() {
             return Err(Error::DeviceGone { cause });
@@ -381,7 +407,7 @@ impl Shared {
         if mirror.generation.load(Ordering::Acquire) == self.tenancy.generation() {
             return Ok(());
         }
-        Err(self.tenancy.handle_reset(&mirror.generation))
+        Err(self.tenancy.handle_changed_generation(&mirror.generation))
     }
 
     /// Checks the engine's heartbeat against the limit of the options. A late heartbeat first
@@ -389,10 +415,10 @@ impl Shared {
     fn check_heartbeat(&self, mirror: &Mirror) -> Result<(), Error> {
         let stopped_for = mirror.heartbeat.time_since_beat();
 
-        // The event of a dead server is a hang-up, which the backing notices only when it handles
-        // its events. A caller that keeps making progress never reaches the slow part of the
-        // backing, where this happens otherwise. A late heartbeat is the first sign of such an
-        // event, and it is rare, so that the system call costs nothing while the engine runs.
+        // A server that dies hangs up, which the backing notices only when it handles its events.
+        // It otherwise does so in long waits alone, which a caller that keeps making progress never
+        // reaches. A late heartbeat is rare, so that this system call costs nothing while the
+        // engine runs.
         if stopped_for > BEAT_TIMEOUT {
             self.note_loss(self.backing.handle_events())?;
         }
@@ -405,6 +431,7 @@ impl Shared {
         }
     }
 
+    /// Returns the number of this client's attachment; 0 for a plain PCI function.
     pub(crate) fn attachment(&self) -> u32 {
         self.attachment.get().map_or(0, |attachment| attachment.number)
     }
@@ -415,18 +442,19 @@ impl Shared {
         self.resets.begun.load(Ordering::Acquire)
     }
 
-    /// Returns how many resets this process has completed. A ring of another epoch is opened again.
+    /// Returns how many resets this process has completed: the *epoch* of rings. A ring that was
+    /// opened in another epoch must be opened again.
     #[inline]
     pub(crate) fn epoch(&self, order: Ordering) -> u32 {
         self.resets.completed.load(order)
     }
 
+    /// Returns the generation that this process expects; `None` for a plain PCI function.
     pub(crate) fn generation(&self) -> Option<u32> {
         self.attachment.get().map(|_| self.tenancy.generation())
     }
 
-    /// Calls `attempt` until it returns a value, with a pause after each call. All waits of
-    /// the library use it.
+    /// Calls `attempt` until it returns a value, with a pause after each call.
     pub(crate) fn wait_for<T, E: From<Error>>(
         &self,
         deadline: Deadline,
@@ -445,13 +473,13 @@ impl Shared {
             waiter.check_for(operation)?;
 
             if let Err(error) = self.relax(&mut waiter.relax) {
-                // Data that arrived before the device went away still counts.
+                // A value that arrived before the device was lost still counts.
                 return attempt()?.ok_or_else(|| error.into());
             }
         }
     }
 
-    /// Resets the device, and takes over the new generation.
+    /// Resets the device, adopts the new generation, and binds the interrupts again.
     pub(crate) fn reset(&self) -> Result<(), Error> {
         self.resets.begun.fetch_add(1, Ordering::SeqCst);
 
@@ -466,6 +494,6 @@ impl Shared {
         bound.iter().try_for_each(|bound| bound.rebind())
     }
 
-    /// How long a blocked wait sleeps before it checks the device.
+    /// The longest time for which a wait blocks before it checks the device.
     pub(crate) const SLICE: Duration = Duration::from_millis(100);
 }

@@ -12,10 +12,12 @@ use crate::{Error, GoneCause};
 /// process clears it.
 #[derive(Default)]
 pub(super) struct Tenancy {
+    /// The generation that this process expects.
     generation: AtomicU32,
     gone: AtomicU8,
 }
 
+/// Returns the code of a cause.
 fn encode(cause: GoneCause) -> u8 {
     match cause {
         GoneCause::HungUp => 1,
@@ -26,6 +28,7 @@ fn encode(cause: GoneCause) -> u8 {
     }
 }
 
+/// Returns the cause with a code, or `None` for 0.
 fn decode(code: u8) -> Option<GoneCause> {
     Some(match code {
         0 => return None,
@@ -63,14 +66,16 @@ impl Tenancy {
         self.gone.store(0, Ordering::Release);
     }
 
-    /// Returns the error of a generation that differs from the mirror's `present` one. If the
-    /// change comes from this process's own reset, which has just completed, the device is not
-    /// recorded as lost.
+    /// Records that the mirror's generation `present` is not the expected one, and returns the
+    /// error: the attachment was reset by another party, or by another thread of this process. In
+    /// the second case that reset may have completed by now, and the device is then not recorded as
+    /// lost.
     #[cold]
-    pub(super) fn handle_reset(&self, present: &SharedU32) -> Error {
+    pub(super) fn handle_changed_generation(&self, present: &SharedU32) -> Error {
         let cause = GoneCause::Reset;
         self.gone.swap(encode(cause), Ordering::AcqRel);
 
+        // The generations agree if this process has just adopted the new one.
         if present.load(Ordering::Acquire) == self.generation() {
             let _ = self.gone.compare_exchange(encode(cause), 0, Ordering::AcqRel, Ordering::Relaxed);
         }

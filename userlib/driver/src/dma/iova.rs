@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, ops::Range};
 
 /// Allocates ranges of the device's DMA address space, lowest address first.
 pub(crate) struct IovaAllocator {
-    /// Free ranges, from start to end. Neighbours are merged.
+    /// Free ranges: the end of each, by its start. Ranges that touch are merged.
     free: BTreeMap<u64, u64>,
 }
 
@@ -15,7 +15,8 @@ impl IovaAllocator {
         Self { free: free.map(|range| (range.start, range.end)).collect() }
     }
 
-    /// Allocates `len` bytes (not 0) at a multiple of `align`, a power of two.
+    /// Allocates `len` bytes (not 0) at a multiple of `align`, a power of two. Returns `None` if
+    /// there is no such free range.
     pub(crate) fn allocate(&mut self, len: u64, align: u64) -> Option<u64> {
         let (start, at, end) = self.free.iter().find_map(|(&start, &end)| {
             let at = start.checked_next_multiple_of(align)?;
@@ -38,15 +39,15 @@ impl IovaAllocator {
     pub(crate) fn free(&mut self, at: u64, len: u64) {
         let (mut start, mut end) = (at, at + len);
 
-        if let Some((&before, &until)) = self.free.range(..at).next_back()
-            && until == start
+        if let Some((&start_before, &end_before)) = self.free.range(..at).next_back()
+            && end_before == start
         {
-            self.free.remove(&before);
-            start = before;
+            self.free.remove(&start_before);
+            start = start_before;
         }
 
-        if let Some(until) = self.free.remove(&end) {
-            end = until;
+        if let Some(end_after) = self.free.remove(&end) {
+            end = end_after;
         }
 
         self.free.insert(start, end);

@@ -18,8 +18,9 @@ use crate::{
 
 /// Size in bytes of the pages that mappings consist of.
 const PAGE: u64 = 4096;
-/// Buffers of at least this size are aligned to it, so that huge pages are mapped whole.
-const HUGE: u64 = 2 << 20;
+/// Size in bytes of a huge page. Buffers of at least this size are aligned to it for the device, so
+/// that huge pages are mapped whole.
+const HUGE_PAGE: u64 = 2 << 20;
 
 /// The kind of pages of a buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,14 +41,18 @@ pub enum HugePages {
 /// the rest.
 pub struct DmaBuffer {
     shared: Arc<Shared>,
+    /// The buffer's address for the device.
     iova: u64,
+    /// The buffer's mapping in this process.
     window: Window,
-    /// `None` for private memory.
+    /// The memory and its file; `None` for private memory.
     memory: Option<SharedMemory>,
 }
 
+/// Creates memory of huge pages, of `len` bytes rounded up to whole pages.
 fn create_huge(len: usize) -> Result<SharedMemory, MemoryError> {
     match SharedMemory::create_huge("nicforge-dma", len) {
+        // The error names the size of the system's huge pages.
         Err(MemoryError::UnalignedLength { page, .. }) if page != 0 => {
             let rounded = len
                 .checked_next_multiple_of(page as usize)
@@ -124,7 +129,7 @@ impl DmaBuffer {
         Ok(Some(Self { shared: shared.clone(), iova, window, memory: Some(memory) }))
     }
 
-    /// Maps the memory `target` for the device, whose mapping in this process is `window`.
+    /// Maps the memory `target` for the device. `window` is its mapping in this process.
     fn map(
         shared: &Arc<Shared>,
         window: Window,
@@ -142,10 +147,11 @@ impl DmaBuffer {
             return Ok(Self { shared: shared.clone(), iova, window, memory });
         };
 
-        let align = if len >= HUGE { HUGE } else { PAGE };
+        let align = if len >= HUGE_PAGE { HUGE_PAGE } else { PAGE };
         let iova = lock(addresses).allocate(len, align).ok_or(Error::AddressSpace { len })?;
         if let Err(error) = shared.note_loss(shared.backing.dma_map(iova, target, permission)) {
-            // After a time-out, the device may have the range or not. It stays reserved then.
+            // Only after these errors is it certain that the device does not have the range.
+            // Otherwise its address stays reserved.
             if matches!(error, Error::Refused { .. } | Error::DeviceGone { .. }) {
                 lock(addresses).free(iova, len);
             }
@@ -227,7 +233,7 @@ impl Drop for DmaBuffer {
         let len = self.window.len();
         let unmapped = self.shared.note_loss(self.shared.backing.dma_unmap(self.iova, len));
 
-        // After any other error the device may still have the range, so its address stays reserved.
+        // After any other error, the device may still have the range: its address stays reserved.
         if let (Ok(()) | Err(Error::DeviceGone { .. }), Some(addresses)) = (unmapped, &self.shared.iova) {
             lock(addresses).free(self.iova, len);
         }

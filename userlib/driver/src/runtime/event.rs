@@ -12,8 +12,11 @@ use std::{
 /// while no thread sleeps.
 #[derive(Debug, Default)]
 pub struct Event {
+    /// Number of notifications, modulo 2^32.
     count: AtomicU32,
+    /// Number of threads in [`Event::sleep`].
     sleepers: AtomicU32,
+    /// Held from a sleeper's check of `count` until it waits on `changed`.
     lock: Mutex<()>,
     changed: Condvar,
 }
@@ -36,20 +39,22 @@ impl Event {
                 return;
             }
 
-            // Once the lock is taken, a sleeper that has read the old count either waits on
-            // `changed` or has left.
+            // A sleeper that has read the old count holds the lock until it waits on `changed`.
+            // When this thread has had the lock, it cannot miss the notification any more.
             drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
             self.changed.notify_all();
         }
     }
 
-    /// Sleeps until a notification after `count` was read, at most for `maximum`.
+    /// Sleeps until a notification, for `maximum` at most. A notification since `count` was read
+    /// ends the sleep at once.
     pub fn sleep(&self, count: u32, maximum: Duration) {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         self.sleep_counted(count, maximum);
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
+    /// Sleeps while this thread is counted among the sleepers.
     fn sleep_counted(&self, count: u32, maximum: Duration) {
         #[cfg(feature = "virtual-time")]
         if super::simulation::is_entered() {

@@ -6,8 +6,8 @@
 //! library uses this module instead of [`std::thread`], [`std::time::Instant`], condition variables
 //! and random seeds. All its waits then pass virtual time, and the same run gives the same result.
 //!
-//! [`charge`] names the steps at which software takes time, and [`note_store`] those at which a
-//! device or another processor can see a store. Both compile to nothing without the feature
+//! A library calls [`charge`] at the steps for which software takes time, and [`note_store`] after
+//! a store that a device or another processor can see. Both compile to nothing without the feature
 //! `virtual-time`, which only a simulation enables.
 
 mod event;
@@ -96,15 +96,18 @@ pub fn burst(maximum: usize) -> usize {
     maximum
 }
 
-/// Makes pause number `count` in a loop that waits for another thread to free a lock that is held
-/// briefly.
+/// Number of pauses that spin between two that yield the processor.
+const SPINS_PER_YIELD: u32 = 64;
+
+/// Pauses in a loop that waits for another thread to free a lock that it holds briefly. `count` is
+/// the number of the pause in its loop: most only spin, and some yield the processor.
 #[inline]
 pub fn pause(count: u32) {
     #[cfg(feature = "virtual-time")]
     if simulation::with(|simulation| simulation.pause()).is_some() {
         return;
     }
-    if count.is_multiple_of(64) { std::thread::yield_now() } else { std::hint::spin_loop() }
+    if count.is_multiple_of(SPINS_PER_YIELD) { std::thread::yield_now() } else { std::hint::spin_loop() }
 }
 
 /// Locks a mutex, also after a holder's panic. The holder must leave the data consistent.
@@ -140,7 +143,7 @@ pub fn random() -> u64 {
         return number;
     }
 
-    // Each `RandomState` has keys of its own.
+    // Each `RandomState` has random keys of its own, so that it hashes the same value differently.
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(0_u64)
 }

@@ -19,7 +19,7 @@ pub trait Simulation {
     /// Passes the time of `count` times work of a kind.
     fn charge(&self, kind: Cost, count: usize);
 
-    /// Takes note of a store that a device or another thread may see.
+    /// Records that the calling thread has made a store that a device or another thread may see.
     fn note_store(&self);
 
     /// Passes the time of one pause of a loop that waits for a lock.
@@ -48,7 +48,9 @@ pub trait Simulation {
 }
 
 thread_local! {
+    /// Whether [`CURRENT`] has a simulation: a check that costs less than a look at it.
     static ENTERED: Cell<bool> = const { Cell::new(false) };
+    /// The simulation whose threads this operating-system thread runs.
     static CURRENT: RefCell<Option<Rc<dyn Simulation>>> = const { RefCell::new(None) };
 }
 
@@ -56,6 +58,7 @@ thread_local! {
 /// restores the simulation that the thread ran before, if there was one.
 #[must_use]
 pub struct Entered {
+    /// The simulation that the thread ran before.
     former: Option<Rc<dyn Simulation>>,
 }
 
@@ -78,15 +81,18 @@ pub(super) fn is_entered() -> bool {
     ENTERED.get()
 }
 
-/// Calls `f` with the simulation in which the calling thread runs, if any.
+/// Calls `call` with the simulation in which the calling thread runs. Returns `None`, without a
+/// call, if it runs in none.
 #[inline(always)]
-pub(super) fn with<R>(f: impl FnOnce(&dyn Simulation) -> R) -> Option<R> {
-    if ENTERED.get() { in_simulation(f) } else { None }
+pub(super) fn with<R>(call: impl FnOnce(&dyn Simulation) -> R) -> Option<R> {
+    if ENTERED.get() { in_simulation(call) } else { None }
 }
 
+/// Calls `call` with the current simulation.
 #[cold]
-fn in_simulation<R>(f: impl FnOnce(&dyn Simulation) -> R) -> Option<R> {
-    // The cell is free again before the call, which may continue with another simulated thread.
+fn in_simulation<R>(call: impl FnOnce(&dyn Simulation) -> R) -> Option<R> {
+    // The borrow of the cell ends before the call, which may switch to another simulated thread
+    // that borrows it.
     let simulation = CURRENT.with_borrow(Clone::clone)?;
-    Some(f(&*simulation))
+    Some(call(&*simulation))
 }

@@ -10,15 +10,18 @@ use std::{
 #[derive(Debug)]
 pub struct Thread(Kind);
 
+/// Where a thread runs.
 #[derive(Debug)]
 enum Kind {
+    /// It is a thread of the operating system.
     System(JoinHandle<()>),
+    /// It is the thread of a simulation with this number.
     #[cfg(feature = "virtual-time")]
     Simulated(u32),
 }
 
 impl Thread {
-    /// Waits until the thread has ended. The panic of the thread counts as its end.
+    /// Waits until the thread has ended. A panic ends it, too.
     pub fn join(self) {
         match self.0 {
             Kind::System(handle) => drop(handle.join()),
@@ -44,8 +47,8 @@ pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<Thr
     Builder::new().name(name.to_owned()).spawn(body).map(|handle| Thread(Kind::System(handle)))
 }
 
-/// Returns the calling thread's number. Threads of one process have different numbers while the
-/// process starts fewer than 2^32.
+/// Returns the calling thread's number. The threads of a process have different numbers, as long as
+/// it starts fewer than 2^32.
 pub fn thread_number() -> u32 {
     #[cfg(feature = "virtual-time")]
     if let Some(thread) = super::simulation::with(|simulation| simulation.thread()) {

@@ -28,9 +28,9 @@ impl Endpoint {
         {
             count += 1;
             match event.kind {
-                EventKind::PutStart => self.arrived(&event)?,
-                EventKind::PutEnd => self.stored(&event)?,
-                EventKind::Unlink => self.buffer_ended(&event),
+                EventKind::PutStart => self.handle_unexpected_start(&event)?,
+                EventKind::PutEnd => self.handle_unexpected_end(&event)?,
+                EventKind::Unlink => self.handle_buffer_unlinked(&event),
                 _ => {}
             }
         }
@@ -47,17 +47,17 @@ impl Endpoint {
             count += 1;
 
             match (event.user_pointer, event.kind) {
-                (POINTER_OF_SENDS, EventKind::SendEnd) => self.sent(&event)?,
-                (POINTER_OF_SENDS, EventKind::Ack) => self.confirmed(&event)?,
-                (POINTER_OF_EXPOSED, EventKind::GetEnd) => self.get_of_exposed_ended(&event)?,
+                (POINTER_OF_SENDS, EventKind::SendEnd) => self.handle_put_end(&event)?,
+                (POINTER_OF_SENDS, EventKind::Ack) => self.handle_acknowledgement(&event)?,
+                (POINTER_OF_EXPOSED, EventKind::GetEnd) => self.handle_exposed_get_end(&event)?,
                 (POINTER_OF_REQUESTS, EventKind::PutEnd) => {
                     if let Some(rank) = self.peers.rank_of(event.peer) {
                         self.handle_control_message(rank, &event)?;
                     }
                 }
                 // The other user pointers are handles of receives.
-                (bits, EventKind::PutEnd) => self.receive_matched(Handle::from_bits(bits), &event)?,
-                (bits, EventKind::ReplyEnd) => self.fetched(Handle::from_bits(bits), &event)?,
+                (bits, EventKind::PutEnd) => self.handle_matched_receive(Handle::from_bits(bits), &event)?,
+                (bits, EventKind::ReplyEnd) => self.handle_fetched(Handle::from_bits(bits), &event)?,
                 _ => {}
             }
         }
@@ -70,9 +70,9 @@ impl Endpoint {
     fn handle_control_message(&mut self, from: Rank, event: &Event) -> Result<(), Error> {
         let id = event.message.header_data;
         match event.message.match_bits {
-            REQUEST => self.requested(from, id),
-            GIVEN_UP => self.given_up(from, id)?,
-            NO_LONGER_THERE => self.no_longer_there(from, id)?,
+            REQUEST => self.handle_request(from, id),
+            GIVEN_UP => self.handle_given_up(from, id)?,
+            NO_LONGER_THERE => self.handle_no_longer_there(from, id)?,
             IS_THERE => {
                 self.deny_if_absent(from, id);
             }
@@ -81,13 +81,13 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Handles the end of a put's sending.
-    fn sent(&mut self, event: &Event) -> Result<(), Error> {
+    /// Handles the end of the sending of a put.
+    fn handle_put_end(&mut self, event: &Event) -> Result<(), Error> {
         let Some(rank) = self.peers.rank_of(event.peer) else { return Ok(()) };
         self.peers.end_put(rank);
-        // Control messages carry names of the receiver's messages.
+        // A control message is none of the window: it carries the id of a message of the receiver.
         if event.message.portal != CONTROL {
-            self.put_ended(rank, event.message.header_data, event.failure)?;
+            self.end_put_of_message(rank, event.message.header_data, event.failure)?;
         }
 
         match event.failure {
@@ -97,38 +97,42 @@ impl Endpoint {
     }
 
     /// Handles Portals' acknowledgement of a put.
-    fn confirmed(&mut self, event: &Event) -> Result<(), Error> {
+    fn handle_acknowledgement(&mut self, event: &Event) -> Result<(), Error> {
         let Some(rank) = self.peers.rank_of(event.peer) else { return Ok(()) };
-        let name = event.message.match_bits;
+        let match_bits = event.message.match_bits;
         match event.message.portal {
-            CONTROL => self.peers.answered(rank),
+            CONTROL => self.peers.record_answer(rank),
             MESSAGES => {
-                let id = self.peers.get(rank).and_then(|peer| peer.window.id_of(name));
+                let id = self.peers.get(rank).and_then(|peer| peer.window.id_of(match_bits));
                 id.map_or(Ok(()), |id| self.acknowledged(rank, id))?;
             }
-            REPEATED => self.acknowledged(rank, name)?,
+            // Data that are sent again have the message's id as match bits.
+            REPEATED => self.acknowledged(rank, match_bits)?,
             _ => {}
         }
         Ok(())
     }
 
     /// Handles the end of a receiver's get of an exposed message.
-    fn get_of_exposed_ended(&mut self, event: &Event) -> Result<(), Error> {
+    fn handle_exposed_get_end(&mut self, event: &Event) -> Result<(), Error> {
         let Some(rank) = self.peers.rank_of(event.peer) else { return Ok(()) };
-        self.got(rank, event)?;
+        self.end_get_of_message(rank, event)?;
         match event.failure {
             Some(Failure::Node) => self.lose(rank, Loss::NodeEnded),
             _ => Ok(()),
         }
     }
 
-    /// Handles a message that the card has put into the buffer of a receive.
-    fn receive_matched(&mut self, receive: Handle, event: &Event) -> Result<(), Error> {
-        let Some(entry) = self.requests.get_mut(receive).filter(|_| !self.fetches.release(receive)) else {
+    /// Handles the end of a put into the buffer of a receive: a message that has matched it, or
+    /// data that the receiver has asked for. The put may also end the wait for a receive that has
+    /// failed.
+    fn handle_matched_receive(&mut self, receive: Handle, event: &Event) -> Result<(), Error> {
+        let Some(entry) = self.requests.get_mut(receive).filter(|_| !self.fetches.release_kept(receive))
+        else {
             return Ok(());
         };
         if matches!(entry.state, State::Fetching) {
-            return self.fetched(receive, event);
+            return self.handle_fetched(receive, event);
         }
         if !matches!(entry.state, State::Posted(_)) {
             return Ok(());
@@ -146,10 +150,10 @@ impl Endpoint {
         };
         let length = event.message.requested.into();
         if event.failure.is_some() {
-            // The data are not as they were sent. The sender still has them.
+            // The data are damaged. The sender still has them, and sends them again on request.
             return self.fetch(receive, source, event.message.header_data, length, FetchMethod::Request);
         }
-        self.received(receive, length, event.message.moved.into());
+        self.complete_receive(receive, length, event.message.moved.into());
         Ok(())
     }
 }

@@ -12,8 +12,8 @@ use nicforge_portals::{Event, Failure, MemoryDescriptor};
 use super::{Endpoint, notices::Notice, objects::REQUEST, requests::State};
 use crate::{Buffer, Error, Loss, config::MAX_FETCHES, pool::Handle};
 
-/// Attempts to fetch the data of a message, which may be damaged each time.
-const ATTEMPTS: u32 = 8;
+/// Maximum number of attempts to fetch the data of a message, which may be damaged each time.
+const MAX_ATTEMPTS: u32 = 8;
 
 /// How a receiver fetches the data of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,21 +27,21 @@ pub(super) enum FetchMethod {
 /// Progress of a fetch.
 #[derive(Debug)]
 enum Progress {
-    /// Nothing was done.
+    /// Nothing was done yet, or the fetch is repeated from the start.
     New,
-    /// The buffer is offered, but the sender was not asked.
+    /// The buffer is offered to a put of the sender, which was not asked for it yet.
     Offered(MemoryDescriptor),
     /// The sender was asked to put into the offered buffer.
     Requested(MemoryDescriptor),
-    /// The get has left. Nothing else uses its descriptor.
+    /// A get with this descriptor has left. Nothing else uses the descriptor.
     Getting(MemoryDescriptor),
 }
 
-/// Outcome of a step of a fetch.
+/// Outcome of an attempt to start a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum Start {
     /// The fetch is in progress.
-    Done,
+    Started,
     /// The sender has as many operations in progress as it may have.
     SenderIsFull,
     /// The card has no room.
@@ -51,11 +51,16 @@ enum Step {
 /// A message whose data are fetched.
 #[derive(Debug)]
 struct Fetch {
+    /// The receive that has matched the message.
     receive: Handle,
+    /// The sender.
     peer: Rank,
+    /// Id of the message among those of its sender to this rank.
     id: u64,
+    /// Length of the message.
     length: u64,
     method: FetchMethod,
+    /// Number of transfers that have ended.
     attempts: u32,
     progress: Progress,
     /// The sender was asked whether it has the message.
@@ -65,25 +70,27 @@ struct Fetch {
 /// The fetches of an endpoint.
 #[derive(Debug, Default)]
 pub(super) struct Fetches {
-    /// Those that wait for room.
+    /// Those that wait for room to start.
     waiting: VecDeque<Fetch>,
     /// Those in progress.
     running: Vec<Fetch>,
-    /// Buffers of receives that have failed while an operation wrote to them, until its end.
+    /// Buffers of receives that have failed while the card may write to them, until the end of that
+    /// operation.
     kept: Vec<(Handle, Buffer)>,
 }
 
 impl Fetches {
-    /// Releases the buffer of a receive that has failed, whose operation has ended now. Returns
-    /// whether there is one.
-    pub(super) fn release(&mut self, receive: Handle) -> bool {
+    /// Frees the kept buffer of a receive that has failed, because the operation that wrote to it
+    /// has ended. Returns whether there was one.
+    pub(super) fn release_kept(&mut self, receive: Handle) -> bool {
         let position = self.kept.iter().position(|(kept, _)| *kept == receive);
         position.map(|position| self.kept.swap_remove(position)).is_some()
     }
 }
 
 impl Endpoint {
-    /// Fetches the data of a message into a receive's buffer.
+    /// Fetches the data of a message from `peer` into the buffer of a receive that has matched it.
+    /// `id` and `length` are those of the message.
     pub(super) fn fetch(
         &mut self,
         receive: Handle,
@@ -102,17 +109,15 @@ impl Endpoint {
         }
 
         source.awaited += 1;
-        let progress = Progress::New;
-        let (attempts, is_asked) = (0, false);
         self.fetches.waiting.push_back(Fetch {
             receive,
             peer,
             id,
             length,
             method,
-            attempts,
-            progress,
-            is_asked,
+            attempts: 0,
+            progress: Progress::New,
+            is_asked: false,
         });
         self.start_fetches()
     }
@@ -124,9 +129,9 @@ impl Endpoint {
                 break;
             }
             let Some(mut fetch) = self.fetches.waiting.pop_front() else { break };
-            match self.advance(&mut fetch) {
-                Ok(Step::Done) => self.fetches.running.push(fetch),
-                Ok(Step::SenderIsFull) => self.fetches.waiting.push_back(fetch),
+            match self.start_fetch(&mut fetch) {
+                Ok(Start::Started) => self.fetches.running.push(fetch),
+                Ok(Start::SenderIsFull) => self.fetches.waiting.push_back(fetch),
                 full_or_error => {
                     self.fetches.waiting.push_front(fetch);
                     return full_or_error.map(drop);
@@ -136,43 +141,44 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Takes the steps of a fetch.
-    fn advance(&mut self, fetch: &mut Fetch) -> Result<Step, Error> {
+    /// Starts a fetch, or as much of it as there is room for: the next call continues.
+    fn start_fetch(&mut self, fetch: &mut Fetch) -> Result<Start, Error> {
         let Some(process) = self.peers.get(fetch.peer).map(|peer| peer.process) else {
-            return Ok(Step::Done);
+            return Ok(Start::Started);
         };
-        let Some(entry) = self.requests.get(fetch.receive) else { return Ok(Step::Done) };
-        let (length, user_pointer) = (fetch.length.min(entry.buffer.len() as u64), fetch.receive.to_bits());
+        let Some(entry) = self.requests.get(fetch.receive) else { return Ok(Start::Started) };
+        let length = fetch.length.min(entry.buffer.len() as u64);
+        let user_pointer = fetch.receive.to_bits();
 
         if fetch.method == FetchMethod::Get {
             if !self.peers.has_room(fetch.peer) {
-                return Ok(Step::SenderIsFull);
+                return Ok(Start::SenderIsFull);
             }
             let got = self.objects.get(&entry.buffer, length, process, fetch.id, user_pointer)?;
-            let Some(descriptor) = got else { return Ok(Step::CardIsFull) };
+            let Some(descriptor) = got else { return Ok(Start::CardIsFull) };
             fetch.progress = Progress::Getting(descriptor);
             self.peers.begin_get(fetch.peer);
-            return Ok(Step::Done);
+            return Ok(Start::Started);
         }
 
         if let Progress::New = fetch.progress {
             match self.objects.offer(&entry.buffer, process, fetch.id, user_pointer)? {
                 Some(descriptor) => fetch.progress = Progress::Offered(descriptor),
-                None => return Ok(Step::CardIsFull),
+                None => return Ok(Start::CardIsFull),
             }
         }
         if let Progress::Offered(descriptor) = &fetch.progress {
-            if !self.control(fetch.peer, REQUEST, fetch.id)? {
-                return Ok(Step::SenderIsFull);
+            if !self.send_control(fetch.peer, REQUEST, fetch.id)? {
+                return Ok(Start::SenderIsFull);
             }
             fetch.progress = Progress::Requested(descriptor.clone());
         }
-        Ok(Step::Done)
+        Ok(Start::Started)
     }
 
-    /// Handles the reply to a get, or a put into an offered buffer.
-    pub(super) fn fetched(&mut self, receive: Handle, event: &Event) -> Result<(), Error> {
-        if self.fetches.release(receive) {
+    /// Handles the end of a fetch's transfer: the reply to a get, or a put into an offered buffer.
+    pub(super) fn handle_fetched(&mut self, receive: Handle, event: &Event) -> Result<(), Error> {
+        if self.fetches.release_kept(receive) {
             return Ok(());
         }
         let Some(position) = self.fetches.running.iter().position(|fetch| fetch.receive == receive) else {
@@ -187,16 +193,16 @@ impl Endpoint {
         self.end_fetch(position, event)
     }
 
-    /// Ends a fetch, or repeats it if the data were damaged.
+    /// Ends the fetch at a position of those in progress, or repeats it if the data were damaged.
     fn end_fetch(&mut self, position: usize, event: &Event) -> Result<(), Error> {
-        let mut fetch = self.stop_running(position);
+        let mut fetch = self.remove_running(position);
         let Fetch { receive, peer, id, length, method, .. } = fetch;
         fetch.attempts += 1;
 
         match event.failure {
             None => {
                 self.end_wait_for(peer);
-                self.received(receive, length, event.message.moved.into());
+                self.complete_receive(receive, length, event.message.moved.into());
                 Ok(())
             }
             Some(Failure::Node) => {
@@ -205,9 +211,9 @@ impl Endpoint {
                 self.fail(receive, Error::PeerGone { peer, why });
                 self.lose(peer, why)
             }
-            // The failed get has removed the descriptor of the sender's memory. A request can be
-            // repeated.
-            Some(_) if method == FetchMethod::Request && fetch.attempts < ATTEMPTS => {
+            // Only a request can be repeated: a get that has failed has used up the descriptor of
+            // the sender's memory.
+            Some(_) if method == FetchMethod::Request && fetch.attempts < MAX_ATTEMPTS => {
                 fetch.progress = Progress::New;
                 self.fetches.waiting.push_back(fetch);
                 self.start_fetches()
@@ -223,8 +229,8 @@ impl Endpoint {
         }
     }
 
-    /// Takes a fetch from those in progress.
-    fn stop_running(&mut self, position: usize) -> Fetch {
+    /// Removes a fetch from those in progress.
+    fn remove_running(&mut self, position: usize) -> Fetch {
         let fetch = self.fetches.running.swap_remove(position);
         if let Progress::Getting(_) = fetch.progress {
             self.peers.end_get(fetch.peer);
@@ -232,12 +238,13 @@ impl Endpoint {
         fetch
     }
 
-    /// Ends a fetch whose message the sender has ended. A transfer that has begun goes on.
-    pub(super) fn no_longer_there(&mut self, from: Rank, id: u64) -> Result<(), Error> {
+    /// Handles a sender's notice that it no longer has a message: ends the fetch of it. A transfer
+    /// that has begun goes on.
+    pub(super) fn handle_no_longer_there(&mut self, from: Rank, id: u64) -> Result<(), Error> {
         let is_this = |fetch: &Fetch| fetch.peer == from && fetch.id == id;
         let Some(position) = self.fetches.running.iter().position(is_this) else { return Ok(()) };
         let is_ended = match &self.fetches.running[position].progress {
-            // The end of a get's descriptor ends the get, and a late reply finds nothing.
+            // Unlinking a get's descriptor ends the get: a late reply finds no operation.
             Progress::Requested(descriptor) | Progress::Getting(descriptor) => {
                 self.objects.unlink(descriptor)?
             }
@@ -247,21 +254,22 @@ impl Endpoint {
             return Ok(());
         }
 
-        let Fetch { receive, .. } = self.stop_running(position);
+        let Fetch { receive, .. } = self.remove_running(position);
         self.end_wait_for(from);
         self.fail(receive, Error::NoLongerThere { peer: from });
         self.has_work = true;
         Ok(())
     }
 
-    /// Asks a sender once for each of its messages that this rank gets, whether it is there.
+    /// Asks a sender about each of its messages that this rank fetches by a get, whether the sender
+    /// still has it. Each question is asked once.
     pub(super) fn ask_for_messages(&mut self, from: Rank) {
-        let is_new = |fetch: &&Fetch| {
+        let is_unasked = |fetch: &&Fetch| {
             fetch.peer == from && !fetch.is_asked && matches!(fetch.progress, Progress::Getting(_))
         };
-        let ids: Vec<_> = self.fetches.running.iter().filter(is_new).map(|fetch| fetch.id).collect();
+        let ids: Vec<_> = self.fetches.running.iter().filter(is_unasked).map(|fetch| fetch.id).collect();
         for id in ids {
-            // Without room the next look asks.
+            // Without room, a later call asks.
             if !self.notify(from, Notice::IsThere, id) {
                 break;
             }
@@ -272,14 +280,15 @@ impl Endpoint {
         }
     }
 
+    /// Counts that this rank waits for one thing less from a peer.
     fn end_wait_for(&mut self, peer: Rank) {
         if let Some(peer) = self.peers.get_mut(peer) {
             peer.awaited = peer.awaited.saturating_sub(1);
         }
     }
 
-    /// Ends the fetches from a rank that is gone. Goes on after an error, and returns the first
-    /// one.
+    /// Ends the fetches from a rank that is gone: their receives fail with `peer_gone`. The call
+    /// goes on after an error, and returns the first one.
     pub(super) fn lose_fetches(&mut self, rank: Rank, peer_gone: Error) -> Result<(), Error> {
         let of_rank = |fetch: &mut Fetch| fetch.peer == rank;
         let mut lost: Vec<Fetch> = self.fetches.running.extract_if(.., of_rank).collect();
@@ -293,6 +302,7 @@ impl Endpoint {
 
         let mut result = Ok(());
         for Fetch { receive, id, progress, .. } in lost {
+            // The buffer is kept if the card may still write to it.
             let is_free = match progress {
                 Progress::New => Ok(true),
                 Progress::Offered(descriptor)
@@ -314,8 +324,9 @@ impl Endpoint {
         result
     }
 
-    /// Notifies a silent rank that its message is not fetched. The rank may still run, and would
-    /// wait for the fetch forever, because this rank continues to answer its questions.
+    /// Notifies a rank that counts as silent that its message will not be fetched. The rank may
+    /// still run. It would wait for the fetch forever, because this rank's card still answers its
+    /// probes.
     fn give_up_silent(&mut self, peer: Rank, why: Loss, id: u64) {
         if why == Loss::Silent {
             self.notify(peer, Notice::GivenUp, id);

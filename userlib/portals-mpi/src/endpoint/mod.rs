@@ -50,13 +50,12 @@ use self::{
 };
 use crate::{Buffer, Config, Error, Job, Segment, Statistics, bits, memory::Space, pool::Handle};
 
-/// Time between two probes of a rank that has not answered.
-const RETRY: Duration = Duration::from_micros(200);
-/// The longest time for which the end of an endpoint waits until its messages have left.
-const LAST_SENDS: Duration = Duration::from_secs(1);
+/// Time between two rounds of probes to ranks that have not opened their endpoints.
+const PROBE_PERIOD: Duration = Duration::from_micros(200);
+/// The longest time for which the drop of an endpoint waits until its messages have left.
+const MAX_LINGER: Duration = Duration::from_secs(1);
 
-/// Handle of an outstanding request of one endpoint. It finds nothing after the completion was
-/// taken.
+/// Handle of an outstanding request of one endpoint. It is invalid after the completion was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Request(Handle);
 
@@ -92,19 +91,21 @@ pub struct Completion {
 /// messages that were sent. A short message is complete at once, but it is lost if its receiver has
 /// no memory for it then: call [`Endpoint::flush`] first.
 pub struct Endpoint {
-    // The first field is dropped first: the card uses no memory after it.
+    // This field is dropped first. The card then uses the memory in the other fields no more.
     objects: PortalsObjects,
     config: Config,
+    /// The segments of memory in which buffers lie.
     space: Arc<Space>,
     requests: Requests,
     peers: Peers,
     sends: Sends,
     receives: Receives,
+    /// Messages that arrived before their receive.
     messages: Messages,
     fetches: Fetches,
-    /// An error of a call whose request has begun. The next call of `progress` returns it.
+    /// An error that occurred after a request had begun. The next call of `progress` returns it.
     deferred: Option<Error>,
-    /// A send or receive that waits for room may find it now.
+    /// Something that waits for room may find it now.
     has_work: bool,
     statistics: Statistics,
 }
@@ -150,8 +151,8 @@ impl Endpoint {
             peers,
         };
 
-        endpoint.recycle()?;
-        endpoint.objects.answer_probes()?;
+        endpoint.post_idle_buffers()?;
+        endpoint.objects.post_probe_entry()?;
         Ok(endpoint)
     }
 
@@ -180,29 +181,29 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Timeout`], [`Error::Interrupted`]; errors of Portals.
     pub fn wait_for_all(&mut self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
-        const WHAT: &str = "all ranks";
+        const AWAITED: &str = "all ranks";
         loop {
-            self.ask_unready()?;
-            runtime::sleep(RETRY);
+            self.probe_unready()?;
+            runtime::sleep(PROBE_PERIOD);
             self.progress()?;
 
             if self.peers.are_ready() {
                 return Ok(());
             }
             let waiter = Waiter::new(self.objects.interface.device(), deadline, cancel);
-            waiter.check().map_err(|end| Error::of_wait(end, WHAT))?;
+            waiter.check().map_err(|end| Error::of_wait(end, AWAITED))?;
         }
     }
 
-    /// Asks the ranks that have not answered yet whether they have opened their endpoints, and
-    /// returns whether all have. It is [`Endpoint::wait_for_all`] for a thread with several ranks.
+    /// Probes the ranks that have not answered yet, and returns whether all have opened their
+    /// endpoints. It is the step of [`Endpoint::wait_for_all`] for a thread with several ranks.
     ///
     /// # Errors
     /// Errors of Portals.
     pub fn poll_for_all(&mut self) -> Result<bool, Error> {
         self.progress()?;
         if !self.peers.are_ready() {
-            self.ask_unready()?;
+            self.probe_unready()?;
         }
         Ok(self.peers.are_ready())
     }
@@ -281,7 +282,7 @@ impl Endpoint {
     /// [`Error::NoSuchPeer`], [`Error::BadTag`], [`Error::BadContext`], [`Error::ForeignBuffer`];
     /// [`Error::Portals`], also for a message that is too long. These drop the buffer.
     pub fn isend(&mut self, to: Envelope, buffer: Buffer, cookie: u64) -> Result<Request, Error> {
-        self.check(to, &buffer)?;
+        self.check_arguments(to, &buffer)?;
         let length = buffer.len() as u64;
         if length > u64::from(MAX_MESSAGE) {
             return Err(PortalsError::TooLong { length }.into());
@@ -300,22 +301,24 @@ impl Endpoint {
     /// As [`Endpoint::isend`]. If the card fails after the receive has begun, the next
     /// [`Endpoint::progress`] returns the error.
     pub fn irecv(&mut self, selector: Selector, buffer: Buffer, cookie: u64) -> Result<Request, Error> {
+        // The envelope until a message matches.
         let peer = selector.source.unwrap_or(0);
         let tag = if selector.ignore == u64::MAX { 0 } else { selector.tag };
         let envelope = Envelope::new(peer, selector.context, tag);
-        self.check(envelope, &buffer)?;
+        self.check_arguments(envelope, &buffer)?;
 
         let handle = self.requests.insert(Entry::new(Kind::Receive, cookie, selector, envelope, buffer));
         match self.start_receive(handle, selector) {
             Err(error) if self.take_back_receive(handle) => return Err(error),
-            // The receive has begun. Its completion says how it ends.
+            // The receive has begun, and its completion will report its own end.
             Err(error) => self.deferred = Some(error),
             Ok(()) => {}
         }
         Ok(Request(handle))
     }
 
-    fn check(&self, envelope: Envelope, buffer: &Buffer) -> Result<(), Error> {
+    /// Checks the arguments of a send or receive.
+    fn check_arguments(&self, envelope: Envelope, buffer: &Buffer) -> Result<(), Error> {
         let (peer, size) = (envelope.peer, self.size());
         if peer >= size {
             return Err(Error::NoSuchPeer { peer, size });
@@ -340,7 +343,7 @@ impl Endpoint {
     pub fn cancel(&mut self, request: Request) -> Result<bool, Error> {
         let Request(handle) = request;
         let is_cancelled = match &self.requests.find(handle)?.state {
-            State::Queued => self.unqueue(handle),
+            State::Queued => self.remove_queued(handle),
             State::Pending | State::Posted(_) => self.withdraw(handle)?,
             State::InFlight | State::Arriving | State::Fetching | State::Done => false,
         };
@@ -397,8 +400,8 @@ impl Endpoint {
     /// As [`Endpoint::wait`].
     pub fn flush(&mut self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
         self.wait_until("the receivers", deadline, cancel, |endpoint| {
-            let is_over = endpoint.unacknowledged() == 0 && endpoint.peers.have_no_data_to_send();
-            Ok(is_over.then_some(()))
+            let is_flushed = endpoint.unacknowledged() == 0 && endpoint.peers.have_no_data_to_send();
+            Ok(is_flushed.then_some(()))
         })
     }
 
@@ -431,7 +434,7 @@ impl Endpoint {
         }
     }
 
-    /// Makes one turn of a loop that waits for the endpoint.
+    /// Pauses in one iteration of a loop that waits for the endpoint.
     ///
     /// # Errors
     /// Those of a lost card.
@@ -454,7 +457,7 @@ impl Endpoint {
         steps += self.take_events()?;
 
         if std::mem::take(&mut self.has_work) {
-            self.recycle()?;
+            self.post_idle_buffers()?;
             self.start_fetches()?;
             self.send_waiting()?;
             self.post_pending()?;
@@ -466,7 +469,7 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        let deadline = Deadline::after(LAST_SENDS.min(self.config.patience));
+        let deadline = Deadline::after(MAX_LINGER.min(self.config.patience));
         while self.peers.has_unsent() && !deadline.has_passed() {
             if self.progress().is_err() {
                 return;

@@ -16,13 +16,14 @@ use super::{
 };
 use crate::{Error, Loss};
 
-/// Most notices that wait for one rank. A rank that keeps to the protocol causes fewer.
-const MAX: usize = 512;
+/// Maximum number of notices that wait for one rank. A rank that keeps to the protocol causes
+/// fewer.
+const MAX_WAITING: usize = 512;
 
 /// The event that a notice reports, or the question that it asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Notice {
-    /// The receiver asks for the message no more.
+    /// The receiver will not ask for the message any more.
     GivenUp,
     /// The sender no longer has the message.
     NoLongerThere,
@@ -42,15 +43,15 @@ impl Notice {
 }
 
 impl Endpoint {
-    /// Sends a notice about a message when there is room for it. Returns `false` if too many wait
-    /// for the rank.
+    /// Queues a notice about a message, which is sent when there is room for it. Returns `false` if
+    /// too many wait for the rank.
     pub(super) fn notify(&mut self, to: Rank, notice: Notice, id: u64) -> bool {
         let Some(peer) = self.peers.get_mut(to) else { return false };
         let notices = &mut peer.waiting.notices;
         if notices.contains(&(notice, id)) {
             return true;
         }
-        if notices.len() >= MAX {
+        if notices.len() >= MAX_WAITING {
             return false;
         }
 
@@ -60,14 +61,14 @@ impl Endpoint {
         true
     }
 
-    /// Sends the notices that wait for a rank, as far as there is room. A rank that was silent may
-    /// live, and wait for them.
+    /// Sends the notices that wait for a rank, as far as there is room. A rank that counts as
+    /// silent gets them, too: it may still run, and wait for them.
     pub(super) fn send_notices(&mut self, to: Rank) -> Result<(), Error> {
         while let Some(peer) = self.peers.get_mut(to)
             && let Some(&(notice, id)) = peer.waiting.notices.front()
         {
-            let is_possible = peer.loss() != Some(Loss::NodeEnded);
-            if is_possible && !self.control(to, notice.bits(), id)? {
+            let may_run = peer.loss() != Some(Loss::NodeEnded);
+            if may_run && !self.send_control(to, notice.bits(), id)? {
                 return Ok(());
             }
             if let Some(peer) = self.peers.get_mut(to) {
@@ -77,8 +78,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Answers a rank's question for a message by a notice if the message is not there. Returns
-    /// whether it is there.
+    /// Returns whether this rank still has a message that a receiver asks about. If not, notifies
+    /// the receiver.
     pub(super) fn deny_if_absent(&mut self, from: Rank, id: u64) -> bool {
         let is_there = self.peers.get(from).is_some_and(|peer| peer.window.has(id));
         if !is_there {
@@ -87,9 +88,9 @@ impl Endpoint {
         is_there
     }
 
-    /// Ends a message that its receiver has given up.
-    pub(super) fn given_up(&mut self, from: Rank, id: u64) -> Result<(), Error> {
-        match self.peers.get_mut(from).and_then(|peer| peer.window.leave(id)) {
+    /// Handles a receiver's notice that it has given a message up: ends the send.
+    pub(super) fn handle_given_up(&mut self, from: Rank, id: u64) -> Result<(), Error> {
+        match self.peers.get_mut(from).and_then(|peer| peer.window.remove(id)) {
             Some(message) => self.end_send(from, message, Err(Error::GivenUp { peer: from })),
             None => Ok(()),
         }

@@ -33,30 +33,40 @@ pub(super) const EXPOSED: u8 = 5;
 pub(super) const REPEATED: u8 = 6;
 /// The portal of requests for data, of notices, and of probes whether a rank is there.
 pub(super) const CONTROL: u8 = 7;
-/// The portal of the reserve, which no message names.
+/// The portal of the reserve's entries, to which no message is sent.
 const RESERVE: u8 = 8;
 
 /// Match bits of a probe.
 pub(super) const PROBE: u64 = 1;
-/// Match bits of requests for data, of notices, and of questions for a message. The bits of
-/// [`REQUEST_KIND_BITS`] tell them apart.
+/// Match bits of a receiver's request for the data of a message.
 pub(super) const REQUEST: u64 = 4;
+/// Match bits of the notice [`super::notices::Notice::GivenUp`].
 pub(super) const GIVEN_UP: u64 = 5;
+/// Match bits of the notice [`super::notices::Notice::NoLongerThere`].
 pub(super) const NO_LONGER_THERE: u64 = 6;
+/// Match bits of the notice [`super::notices::Notice::IsThere`].
 pub(super) const IS_THERE: u64 = 7;
+/// The bits in which the four values above differ: one match entry takes all of them.
 const REQUEST_KIND_BITS: u64 = 3;
 
-/// Values of the descriptors' user pointers. Those of receives are at least 2^32.
+// Values of the descriptors' user pointers, by which events tell what their descriptor is for.
+// Those of receives are their handles, which are at least 2^32.
+/// User pointer of the descriptors that messages leave from.
 pub(super) const POINTER_OF_SENDS: u64 = 1;
+/// User pointer of the descriptor that takes control messages.
 pub(super) const POINTER_OF_REQUESTS: u64 = 2;
+/// User pointer of the descriptors of exposed messages.
 pub(super) const POINTER_OF_EXPOSED: u64 = 3;
+/// User pointer of the descriptor that takes the headers of long messages.
 pub(super) const POINTER_OF_LONG: u64 = 4;
+/// User pointer of the descriptor that takes the headers of messages that find no buffer.
 pub(super) const POINTER_OF_OVERFLOW: u64 = 5;
-/// That of the first buffer for unexpected messages.
+/// User pointer of the first buffer for unexpected messages. The others follow it.
 pub(super) const POINTER_OF_BUFFERS: u64 = 16;
 
-/// Entries that are given up when a fetch or a buffer finds no room. Posted receives could take all
-/// entries of the card, and wait for messages that come only after those that are fetched.
+/// Number of unused match entries that are held in reserve, and freed when a fetch or a buffer
+/// finds no room on the card. Without them, posted receives could take all entries of the card, and
+/// wait for messages that come only after those that are fetched.
 const RESERVED: usize = 8;
 
 /// Memory that a message leaves from.
@@ -77,24 +87,31 @@ pub(super) struct PortalsObjects {
     pub(super) events: EventQueue,
     /// Descriptors of the data, the heap and the stack.
     segments: [MemoryDescriptor; 3],
-    /// Buffers for unexpected messages, and after them the slots of short ones.
+    /// Memory of the library: buffers for unexpected messages, and after them slots for short ones.
     bounce: Region,
+    /// Descriptor of that memory, from which short messages leave.
     slots: MemoryDescriptor,
-    /// Offset of the first slot in that region.
+    /// Offset of the first slot in that memory.
     slots_offset: u64,
+    /// Bytes of a slot.
     slot_bytes: u64,
     buffer: BufferValues,
+    /// The entry for long messages. Posted receives stand in front of it.
     long: MatchEntry,
+    /// The entry for messages that find no buffer. The buffers stand in front of it.
     overflow: MatchEntry,
+    /// Descriptors of the entries held in reserve.
     reserve: Vec<MemoryDescriptor>,
-    /// The size of a full reserve.
+    /// The size of a full reserve: fewer than [`RESERVED`] on a card with little room.
     reserved: usize,
 }
 
-/// The values of the buffers for unexpected messages.
+/// The properties that all buffers for unexpected messages have.
 #[derive(Clone, Copy)]
 struct BufferValues {
+    /// Bytes of a buffer.
     bytes: u64,
+    /// Maximum number of messages in a buffer.
     messages: u32,
     /// The longest message.
     longest: u64,
@@ -130,7 +147,7 @@ impl PortalsObjects {
         let [data, heap, stack] = Segment::ALL.map(|segment| source(space.region(segment)));
         let (segments, slots) = ([data?, heap?, stack?], source(&bounce)?);
 
-        // Descriptors without memory take the header of a message.
+        // A descriptor without memory takes the header of a message, and drops its data.
         let header_only = |user_pointer, queue| Descriptor {
             length: 0,
             options: Options::PUT | Options::TRUNCATE | Options::ACK_DISABLE,
@@ -174,8 +191,8 @@ impl PortalsObjects {
         Ok(objects)
     }
 
-    /// Lets the card answer the probes of other ranks.
-    pub(super) fn answer_probes(&self) -> Result<(), Error> {
+    /// Posts the entry whose acknowledgements answer the probes of other ranks.
+    pub(super) fn post_probe_entry(&self) -> Result<(), Error> {
         let values = Descriptor {
             length: 0,
             options: Options::PUT | Options::TRUNCATE,
@@ -186,9 +203,9 @@ impl PortalsObjects {
         Ok(())
     }
 
-    /// Returns the memory that a message leaves from: the slot, into which the message is copied,
-    /// or its buffer.
-    pub(super) fn fill_source(&self, buffer: &Buffer, slot: Option<u16>) -> Result<Source, Error> {
+    /// Returns the memory that a message leaves from: a slot, into which this call copies the
+    /// message, or its buffer if `slot` is `None`.
+    pub(super) fn prepare_source(&self, buffer: &Buffer, slot: Option<u16>) -> Result<Source, Error> {
         match slot {
             Some(slot) => {
                 self.fill_slot(slot, buffer)?;
@@ -210,24 +227,26 @@ impl PortalsObjects {
         copy(&self.bounce, from, to.region(), to.start(), length)
     }
 
-    /// Puts `length` bytes, and asks for an acknowledgement. Returns `false` if the card has no
-    /// room now.
+    /// Puts `length` bytes of a message with the header data `id`, and asks for an acknowledgement.
+    /// Returns `false` if the card has no room now.
     pub(super) fn put(&self, source: Source, length: u64, target: &Target, id: u64) -> Result<bool, Error> {
         let (descriptor, offset) = match source {
             Source::Segment { segment, offset } => (&self.segments[segment as usize], offset),
             Source::Slot(slot) => (&self.slots, self.slots_offset + u64::from(slot) * self.slot_bytes),
         };
-        room(self.interface.put_region(descriptor, offset, length, Ack::Requested, target, id))
+        has_found_room(self.interface.put_region(descriptor, offset, length, Ack::Requested, target, id))
     }
 
-    /// Puts nothing but a header to the portal [`CONTROL`].
-    pub(super) fn control(&self, to: ProcessId, bits: u64, id: u64) -> Result<bool, Error> {
+    /// Puts a control message to the portal [`CONTROL`]: a header without data. `id` is that of the
+    /// message that it concerns. Returns `false` if the card has no room now.
+    pub(super) fn put_control(&self, to: ProcessId, bits: u64, id: u64) -> Result<bool, Error> {
         let ack = if bits == PROBE { Ack::Requested } else { Ack::No };
-        room(self.interface.put_region(&self.slots, 0, 0, ack, &Target::new(to, CONTROL, bits), id))
+        has_found_room(self.interface.put_region(&self.slots, 0, 0, ack, &Target::new(to, CONTROL, bits), id))
     }
 
-    /// Gets data into a buffer, by a descriptor of its own: its end ends the get, which the target
-    /// may drop in silence. Returns `None` if the card has no room. It may use the reserve.
+    /// Gets the data of an exposed message into a buffer. The get has a descriptor of its own,
+    /// which is returned: unlinking it ends a get that the target has dropped without an answer.
+    /// Returns `None` if the card has no room. It may use the reserve.
     pub(super) fn get(
         &mut self,
         into: &Buffer,
@@ -236,18 +255,19 @@ impl PortalsObjects {
         id: u64,
         user_pointer: u64,
     ) -> Result<Option<MemoryDescriptor>, Error> {
+        // Entries of the reserve are freed until the descriptor finds room.
         let descriptor = loop {
             let options = Options::START_DISABLE;
             let values = Descriptor { options, length, user_pointer, ..self.single_use_descriptor(into) };
             match self.interface.bind_descriptor(&values) {
                 Ok(descriptor) => break descriptor,
                 Err(error) if error.refusal() != Some(Refusal::NoSpace) => return Err(error.into()),
-                Err(_) if self.give_up_reserve()? => {}
+                Err(_) if self.free_reserved()? => {}
                 Err(_) => return Ok(None),
             }
         };
 
-        if room(self.interface.get(&descriptor, &Target::new(from, EXPOSED, id)))? {
+        if has_found_room(self.interface.get(&descriptor, &Target::new(from, EXPOSED, id)))? {
             return Ok(Some(descriptor));
         }
         self.unlink(&descriptor)?;
@@ -272,7 +292,8 @@ impl PortalsObjects {
         self.post_for(EXPOSED, reader, id, &values)
     }
 
-    /// Offers a buffer to one put of `writer` to the portal [`REPEATED`]. It may use the reserve.
+    /// Offers a buffer to one put of `writer` to the portal [`REPEATED`]. Returns `None` if the
+    /// card has no room. It may use the reserve.
     pub(super) fn offer(
         &mut self,
         buffer: &Buffer,
@@ -283,12 +304,14 @@ impl PortalsObjects {
         loop {
             let values = Descriptor { user_pointer, ..self.receive_descriptor(buffer) };
             match self.post_for(REPEATED, writer, id, &values)? {
-                None if self.give_up_reserve()? => {}
+                None if self.free_reserved()? => {}
                 created => return Ok(created),
             }
         }
     }
 
+    /// Posts a match entry that takes messages of one process with the match bits `id`. Returns its
+    /// descriptor, or `None` if the card has no room.
     fn post_for(
         &self,
         portal: u8,
@@ -304,7 +327,7 @@ impl PortalsObjects {
         }
     }
 
-    /// Posts a receive, unless unexpected messages have come meanwhile.
+    /// Posts a receive, unless there are events of unexpected messages, which may match it.
     pub(super) fn post_receive(
         &self,
         criteria: Criteria,
@@ -342,7 +365,7 @@ impl PortalsObjects {
             match self.interface.post(position, criteria, Unlink::Automatic, &values, None) {
                 Ok(_) => return Ok(true),
                 Err(error) if error.refusal() != Some(Refusal::NoSpace) => return Err(error.into()),
-                Err(_) if self.give_up_reserve()? => {}
+                Err(_) if self.free_reserved()? => {}
                 Err(_) => return Ok(false),
             }
         }
@@ -359,13 +382,13 @@ impl PortalsObjects {
         }
     }
 
-    /// The values of a descriptor that takes one put.
+    /// Returns the values of a descriptor of a buffer that takes one put.
     fn receive_descriptor(&self, buffer: &Buffer) -> Descriptor<'_> {
         let options = Options::PUT | Options::TRUNCATE | Options::START_DISABLE;
         Descriptor { options, ..self.single_use_descriptor(buffer) }
     }
 
-    /// The values of a descriptor of a buffer for one operation.
+    /// Returns the values of a descriptor of a buffer for one operation, without options.
     fn single_use_descriptor<'a>(&'a self, buffer: &Buffer) -> Descriptor<'a> {
         Descriptor {
             offset: buffer.start(),
@@ -377,17 +400,17 @@ impl PortalsObjects {
         }
     }
 
-    /// Frees space in the card by removing an entry of the reserve. Returns `false` if there is
-    /// none.
-    fn give_up_reserve(&mut self) -> Result<bool, Error> {
+    /// Frees space on the card by removing an entry of the reserve. Returns `false` if the reserve
+    /// is empty.
+    fn free_reserved(&mut self) -> Result<bool, Error> {
         match self.reserve.pop() {
             None => Ok(false),
             Some(descriptor) => self.unlink(&descriptor),
         }
     }
 
-    /// Adds entries to the reserve while the card has space. Returns whether the reserve is full:
-    /// until then neither receives nor exposed messages get space.
+    /// Adds entries to the reserve while the card has space. Returns whether the reserve is full.
+    /// Until then, callers neither post receives nor expose messages.
     pub(super) fn refill_reserve(&mut self) -> Result<bool, Error> {
         while self.reserve.len() < self.reserved {
             let values = Descriptor { length: 0, ..Descriptor::over(&self.bounce) };
@@ -419,8 +442,9 @@ pub(super) enum Posting {
     NoRoom,
 }
 
-/// Returns `false` for a refusal for lack of space, which ends when operations end.
-fn room(result: Result<(), PortalsError>) -> Result<bool, Error> {
+/// Returns whether an operation was started, or `false` if the card had no room for it. There will
+/// be room when other operations have ended.
+fn has_found_room(result: Result<(), PortalsError>) -> Result<bool, Error> {
     match result {
         Ok(()) => Ok(true),
         Err(error) if error.refusal() == Some(Refusal::NoSpace) => Ok(false),
@@ -431,9 +455,9 @@ fn room(result: Result<(), PortalsError>) -> Result<bool, Error> {
 /// Copies memory of one region to another.
 fn copy(from: &Region, offset: u64, to: &Region, to_offset: u64, length: u64) -> Result<(), Error> {
     nicforge_driver::runtime::charge(nicforge_driver::runtime::Cost::CopyByte, length as usize);
-    let missing = |region: &Region| PortalsError::OutOfRange { offset, length, size: region.len() };
-    let source = from.buffer().ok_or_else(|| missing(from))?.window();
-    let target = to.buffer().ok_or_else(|| missing(to))?.window();
+    let not_contiguous = |region: &Region| PortalsError::OutOfRange { offset, length, size: region.len() };
+    let source = from.buffer().ok_or_else(|| not_contiguous(from))?.window();
+    let target = to.buffer().ok_or_else(|| not_contiguous(to))?.window();
     source.copy_to(offset, target, to_offset, length).map_err(PortalsError::from)?;
     Ok(())
 }

@@ -26,30 +26,30 @@ use super::{
 };
 use crate::{Config, Error, Job, Loss, pool::Handle};
 
-/// Idle calls of `progress` between two looks at the clock.
-const IDLE_CALLS: u32 = 64;
-/// Probes within the patience.
+/// Number of calls of `progress` between two readings of the clock.
+const CALLS_PER_CLOCK_READ: u32 = 64;
+/// Number of probes that a silent peer gets within [`Config::patience`].
 const PROBES: u32 = 4;
-/// Maximum number of probes at once of ranks that have not answered yet.
+/// Maximum number of probes at a time to ranks that have not answered yet.
 const MAX_PROBES: usize = MAX_EVENTS / 2;
 
-/// Whether a peer can get messages.
+/// State of a peer's process, as far as this rank knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Health {
     /// It has not answered yet.
     Unknown,
     /// It has answered.
     Ready,
-    /// It counts as ended.
+    /// It counts as ended, for this reason.
     Gone(Loss),
 }
 
 /// Messages that wait for room to leave for a peer.
 #[derive(Default)]
 pub(super) struct Waiting {
-    /// Notices, in order, with the names of their messages.
+    /// Notices, in order, with the ids of the messages that they concern.
     pub(super) notices: VecDeque<(Notice, u64)>,
-    /// Names of messages that the peer has asked for.
+    /// Ids of messages whose data the peer has asked for again.
     pub(super) repeats: VecDeque<u64>,
     /// Sends, in order.
     pub(super) sends: VecDeque<Handle>,
@@ -69,15 +69,14 @@ impl Waiting {
     }
 }
 
-/// The time for which a peer has not answered.
+/// How long a peer has not answered.
 #[derive(Default)]
 struct Silence {
     /// Time of the first probe that the peer has not answered.
     since: Option<Instant>,
-    /// Probes since then.
+    /// Number of probes since then.
     probes: u32,
-    /// Whether a probe message has left. Otherwise puts that the peer's card has not taken served
-    /// as probes.
+    /// A probe message has left. Otherwise puts that the peer's card has not taken serve as probes.
     is_probe_sent: bool,
 }
 
@@ -85,15 +84,19 @@ struct Silence {
 pub(super) struct Peer {
     pub(super) process: ProcessId,
     health: Health,
+    /// Messages to it that it has not acknowledged.
     pub(super) window: Window,
     pub(super) waiting: Waiting,
+    /// Operations in progress with it.
     usage: Usage,
-    /// Receives that name it, and fetches from it.
+    /// Number of receives that name it as their source, and of fetches from it.
     pub(super) awaited: u32,
     silence: Silence,
 }
 
 impl Peer {
+    /// Makes the state of a rank that has not answered. `window` is the number of messages in its
+    /// window.
     fn new(process: ProcessId, window: u16) -> Self {
         Self {
             process,
@@ -118,16 +121,22 @@ impl Peer {
 /// The ranks of the job.
 pub(super) struct Peers {
     local_rank: Rank,
+    /// The rank of each process.
     ranks: HashMap<ProcessId, Rank>,
+    /// State of each rank, this one included.
     peers: Vec<Peer>,
     quota: Quota,
-    idle: u32,
+    /// Number of calls of [`Endpoint::progress`], modulo 2^32.
+    calls: u32,
+    /// Time at which the peers must be checked next.
     next_check: Option<Instant>,
-    /// Rank from which ranks that have not answered are asked next.
-    next_asked: usize,
+    /// The first rank of the next round of probes to ranks that have not answered.
+    next_probed: usize,
 }
 
 impl Peers {
+    /// Makes the state of a job's ranks, none of which has answered. The interface's process must
+    /// be one of them.
     pub(super) fn new(interface: &Interface, job: &Job, config: &Config) -> Result<Self, Error> {
         let ranks = job.ranks()?;
         let process = interface.id();
@@ -137,7 +146,7 @@ impl Peers {
         let processes = (0..job.size()).filter_map(|rank| job.process(rank));
         let peers = processes.map(|process| Peer::new(process, window)).collect();
         let quota = Quota::new(interface.operations());
-        Ok(Self { local_rank, ranks, peers, quota, idle: 0, next_check: None, next_asked: 0 })
+        Ok(Self { local_rank, ranks, peers, quota, calls: 0, next_check: None, next_probed: 0 })
     }
 
     /// Returns the rank of this process.
@@ -167,6 +176,7 @@ impl Peers {
         self.peers.iter().all(|peer| peer.health != Health::Unknown)
     }
 
+    /// Returns the number of messages that their receivers have not acknowledged.
     pub(super) fn unacknowledged(&self) -> usize {
         self.peers.iter().map(|peer| peer.window.len()).sum()
     }
@@ -216,18 +226,18 @@ impl Peers {
         }
     }
 
-    /// Records that a rank has answered.
-    pub(super) fn answered(&mut self, rank: Rank) {
+    /// Records that a rank has answered a probe.
+    pub(super) fn record_answer(&mut self, rank: Rank) {
         let Some(peer) = self.get_mut(rank).filter(|peer| peer.loss().is_none()) else { return };
         peer.health = Health::Ready;
         peer.silence = Silence::default();
     }
 
-    /// Counts a call of [`Endpoint::progress`] that found nothing. Returns whether the check of the
-    /// peers is due. If so, the next one is due after `interval`.
+    /// Counts a call of [`Endpoint::progress`]. Returns whether the check of the peers is due. If
+    /// so, the next one is due after `interval`.
     fn take_due_check(&mut self, interval: Duration) -> bool {
-        self.idle = self.idle.wrapping_add(1);
-        if !self.idle.is_multiple_of(IDLE_CALLS) {
+        self.calls = self.calls.wrapping_add(1);
+        if !self.calls.is_multiple_of(CALLS_PER_CLOCK_READ) {
             return false;
         }
 
@@ -241,32 +251,33 @@ impl Peers {
 }
 
 impl Endpoint {
-    /// Sends a control message. Returns `false` without room for it.
-    pub(super) fn control(&mut self, to: Rank, bits: u64, id: u64) -> Result<bool, Error> {
+    /// Sends a control message. `bits` tells its kind, and `id` is that of the message that it
+    /// concerns. Returns `false` if there is no room for it.
+    pub(super) fn send_control(&mut self, to: Rank, bits: u64, id: u64) -> Result<bool, Error> {
         let Peers { peers, quota, .. } = &mut self.peers;
         let Some(peer) = peers.get_mut(to as usize) else { return Ok(true) };
-        if !quota.has_room_for_control(&peer.usage) || !self.objects.control(peer.process, bits, id)? {
+        if !quota.has_room_for_control(&peer.usage) || !self.objects.put_control(peer.process, bits, id)? {
             return Ok(false);
         }
         quota.begin_put(&mut peer.usage);
         Ok(true)
     }
 
-    /// Asks some of the ranks that have not answered yet, and others the next time. A question has
-    /// two events. The bound keeps their number below that of the events which
+    /// Probes some of the ranks that have not answered yet; the next call goes on with others. A
+    /// probe has two events. The bound keeps their number below that of the events which
     /// [`Endpoint::progress`] takes, so that the queue does not fill while many ranks start.
-    pub(super) fn ask_unready(&mut self) -> Result<(), Error> {
+    pub(super) fn probe_unready(&mut self) -> Result<(), Error> {
         let size = self.peers.peers.len();
-        let first = self.peers.next_asked.min(size);
-        let mut asked = 0;
+        let first = self.peers.next_probed.min(size);
+        let mut probed = 0;
         for rank in (first..size).chain(0..first) {
             let is_unready = self.peers.peers.get(rank).is_some_and(|peer| peer.health == Health::Unknown);
-            // Without room a later round asks.
-            if is_unready && self.control(rank as Rank, PROBE, 0)? {
-                self.peers.next_asked = rank + 1;
-                asked += 1;
+            // Without room, a later round probes the rank.
+            if is_unready && self.send_control(rank as Rank, PROBE, 0)? {
+                self.peers.next_probed = rank + 1;
+                probed += 1;
             }
-            if asked == MAX_PROBES {
+            if probed == MAX_PROBES {
                 break;
             }
         }
@@ -289,6 +300,7 @@ impl Endpoint {
                 continue;
             }
 
+            // The probes are spread evenly over the patience.
             let Silence { probes, since, .. } = peer.silence;
             let waited = now.saturating_duration_since(since.unwrap_or(now));
             if probes > 1 && waited > patience {
@@ -300,14 +312,14 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Sends a probe to a peer, which answers it. A put that the peer's card has not taken serves
-    /// as well: an answer comes only after it. So a peer is found silent when its puts have used up
-    /// the room for probes.
+    /// Sends a probe to a peer, whose card or kernel answers it. Without room for it, a put that
+    /// the peer's card has not taken serves as the probe: its end shows that the peer answers. So a
+    /// peer is also found silent when puts to it have used up the room for probes.
     fn probe(&mut self, rank: Rank, now: Instant) -> Result<(), Error> {
-        let has_left = self.control(rank, PROBE, 0)?;
+        let has_left = self.send_control(rank, PROBE, 0)?;
         let Some(peer) = self.peers.get_mut(rank) else { return Ok(()) };
         if !has_left && peer.usage.puts == 0 {
-            // The next check sends it.
+            // The next check tries again.
             return Ok(());
         }
 
@@ -318,9 +330,10 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Ends all that waits for a rank, if it has answered before. The memory of a message stays in
-    /// use while the card may read it: a rank that is only taken for silent may still accept it.
-    /// Goes on after an error, and returns the first one.
+    /// Counts a rank as gone that has answered before: all requests that wait for it fail. The
+    /// memory of a message stays in use while the card may read it: a rank that only counts as
+    /// silent may still accept the message. The call goes on after an error, and returns the first
+    /// one.
     pub(super) fn lose(&mut self, rank: Rank, why: Loss) -> Result<(), Error> {
         let Some(peer) = self.peers.get_mut(rank).filter(|peer| peer.health == Health::Ready) else {
             return Ok(());
@@ -352,12 +365,13 @@ impl Endpoint {
         result.and(self.lose_fetches(rank, peer_gone))
     }
 
-    /// Completes a request with an error.
+    /// Completes a request with an error, unless it is complete already.
     pub(super) fn fail(&mut self, handle: Handle, error: Error) {
         self.complete(handle, 0, Err(error));
     }
 
-    /// Completes a request.
+    /// Completes a request, unless it is complete already. `length` is the number of bytes sent or
+    /// received.
     pub(super) fn complete(&mut self, handle: Handle, length: usize, result: Result<(), Error>) {
         let Some(entry) = self.requests.complete(handle, length, result) else { return };
         if entry.kind == Kind::Receive

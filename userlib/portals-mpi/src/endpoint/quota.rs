@@ -1,11 +1,12 @@
 //! The operations of Portals that the rank can have in progress, and their division among peers.
 //!
 //! A put to a peer whose card takes nothing stays in progress, and so does a get that a peer never
-//! answers. A peer may therefore have at most as many operations as are left after them: one such
-//! peer has half of all, and *n* of them leave one part of *n* + 1 to the others. Some operations
-//! are kept for control messages, without which no such peer would be noticed.
+//! answers. An operation with a peer may therefore begin only while more operations are free than
+//! are in progress with this peer. One such peer thus takes half of all, and *n* of them leave one
+//! part of *n* + 1 to the others. Some operations are reserved for control messages, without which
+//! such a peer would not be noticed.
 
-/// Operations that are kept for control messages.
+/// Number of operations that are reserved for control messages, on a card with enough of them.
 const RESERVED: u32 = 2;
 
 /// Operations in progress with one peer.
@@ -20,8 +21,11 @@ pub(super) struct Usage {
 /// Operations in progress with all peers.
 #[derive(Debug)]
 pub(super) struct Quota {
+    /// Maximum number of operations in progress.
     limit: u32,
+    /// Number of operations in progress.
     used: u32,
+    /// Number of operations that are reserved for control messages.
     reserved: u32,
 }
 
@@ -32,6 +36,7 @@ impl Quota {
         Self { limit, used: 0, reserved: RESERVED.min(limit / 4) }
     }
 
+    /// Returns the number of operations that can begin.
     fn free(&self) -> u32 {
         self.limit.saturating_sub(self.used)
     }
@@ -41,17 +46,19 @@ impl Quota {
         self.free() > self.reserved + usage.puts + usage.gets
     }
 
-    /// Returns whether a control message to a peer may begin. A peer that has taken all before it
-    /// may have one of the operations that are kept.
+    /// Returns whether a control message to a peer may begin. It may use one of the reserved
+    /// operations if no put to the peer is in progress.
     pub(super) fn has_room_for_control(&self, usage: &Usage) -> bool {
         self.has_room(usage) || usage.puts == 0 && self.free() > 0
     }
 
+    /// Counts a put that begins.
     pub(super) fn begin_put(&mut self, usage: &mut Usage) {
         usage.puts += 1;
         self.used += 1;
     }
 
+    /// Counts the end of a put.
     pub(super) fn end_put(&mut self, usage: &mut Usage) {
         if usage.puts > 0 {
             usage.puts -= 1;
@@ -59,11 +66,13 @@ impl Quota {
         }
     }
 
+    /// Counts a get that begins.
     pub(super) fn begin_get(&mut self, usage: &mut Usage) {
         usage.gets += 1;
         self.used += 1;
     }
 
+    /// Counts the end of a get.
     pub(super) fn end_get(&mut self, usage: &mut Usage) {
         if usage.gets > 0 {
             usage.gets -= 1;

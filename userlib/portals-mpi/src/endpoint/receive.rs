@@ -11,8 +11,8 @@ use nicforge_matching::{Envelope, Selector};
 use super::{Endpoint, objects::Posting, peers::Peer, requests::State};
 use crate::{Error, bits, pool::Handle};
 
-/// Calls of `PtlPost` for one receive before the next call of `progress`.
-const TRIES: u32 = 4;
+/// Maximum number of calls of `PtlPost` for one receive in a call of `progress`.
+const MAX_TRIES: u32 = 4;
 
 /// Receives that are not matched.
 #[derive(Debug, Default)]
@@ -24,14 +24,15 @@ pub(super) struct Receives {
 }
 
 impl Endpoint {
-    /// Starts a new receive: with a message that has arrived, or after those that are pending.
+    /// Starts a new receive: gives it a message that has arrived, or appends it to the pending
+    /// ones.
     pub(super) fn start_receive(&mut self, handle: Handle, selector: Selector) -> Result<(), Error> {
         if let Some(peer) = selector.source.and_then(|source| self.peers.get_mut(source)) {
             peer.awaited += 1;
         }
 
         self.take_unexpected()?;
-        if let Some(message) = self.messages.find(&selector) {
+        if let Some(message) = self.messages.take_match(&selector) {
             return self.match_message(message, handle);
         }
         if let Some(source) = selector.source
@@ -42,10 +43,12 @@ impl Endpoint {
         }
 
         self.receives.pending.push_back(handle);
+        // Receives are posted in order: behind another one, this one has to wait.
         if self.receives.pending.len() == 1 { self.post_pending() } else { Ok(()) }
     }
 
-    /// Takes back a receive that has not begun. Returns `false` if it is posted, or has matched.
+    /// Removes a receive that is pending, as if it had never been started. Returns `false` if it is
+    /// posted, or has matched.
     pub(super) fn take_back_receive(&mut self, handle: Handle) -> bool {
         let Some(entry) = self.requests.get(handle) else { return true };
         if !matches!(entry.state, State::Pending) {
@@ -70,7 +73,7 @@ impl Endpoint {
         let mut tries = 0;
         while let Some(&handle) = self.receives.pending.front()
             && self.receives.posted < self.config.receives
-            && tries < TRIES
+            && tries < MAX_TRIES
         {
             let Some(entry) = self.requests.get_mut(handle) else {
                 self.receives.pending.pop_front();
@@ -88,7 +91,8 @@ impl Endpoint {
                     self.receives.pending.pop_front();
                     tries = 0;
                 }
-                // A message may have taken the receive, which is not the first one then.
+                // The events that have been handled may have matched the receive to a message. The
+                // next iteration posts the receive that is first then.
                 Posting::Unexpected if self.take_unexpected()? > 0 => tries += 1,
                 Posting::Unexpected | Posting::NoRoom => return Ok(()),
             }
@@ -96,7 +100,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Takes the first pending receive that matches a message.
+    /// Removes the first pending receive that matches a message, and returns it.
     pub(super) fn take_pending(&mut self, envelope: &Envelope) -> Option<Handle> {
         let matches = |handle: &Handle| {
             self.requests.get(*handle).is_some_and(|entry| entry.selector.matches(envelope))
@@ -105,7 +109,7 @@ impl Endpoint {
         self.receives.pending.remove(position)
     }
 
-    /// Withdraws a receive that is pending or posted. Returns `false` if a message has taken it.
+    /// Withdraws a receive that is pending or posted. Returns `false` if a message has matched it.
     pub(super) fn withdraw(&mut self, handle: Handle) -> Result<bool, Error> {
         if let Some(position) = self.receives.pending.iter().position(|&other| other == handle) {
             self.receives.pending.remove(position);

@@ -34,15 +34,22 @@ pub(super) enum State {
 pub(super) struct Entry {
     pub(super) kind: Kind,
     pub(super) state: State,
+    /// The messages that a receive takes.
     pub(super) selector: Selector,
+    /// The envelope of the message. A receive has that of [`Completion::envelope`] until it
+    /// matches.
     pub(super) envelope: Envelope,
     pub(super) buffer: Buffer,
+    /// The application's value for the completion.
     cookie: u64,
+    /// Bytes sent or received, once the request is complete.
     length: usize,
+    /// The result, once the request is complete.
     result: Result<(), Error>,
 }
 
 impl Entry {
+    /// Makes a request that has not started.
     pub(super) fn new(
         kind: Kind,
         cookie: u64,
@@ -59,6 +66,7 @@ impl Entry {
 #[derive(Default)]
 pub(super) struct Requests {
     pool: Pool<Entry>,
+    /// Complete requests, in the order in which they were completed.
     done: VecDeque<Handle>,
 }
 
@@ -91,8 +99,9 @@ impl Requests {
 
     /// Returns the outstanding receives that name a source.
     pub(super) fn receives_from(&self, source: u32) -> Vec<Handle> {
-        let names = |entry: &Entry| entry.kind == Kind::Receive && entry.selector.source == Some(source);
-        self.pool.handles().filter(|&handle| self.pool.get(handle).is_some_and(names)).collect()
+        let names_source =
+            |entry: &Entry| entry.kind == Kind::Receive && entry.selector.source == Some(source);
+        self.pool.handles().filter(|&handle| self.pool.get(handle).is_some_and(names_source)).collect()
     }
 
     /// Completes a request. Returns it, unless it is complete already.
@@ -124,6 +133,7 @@ impl Requests {
         self.remove(handle)
     }
 
+    /// Removes a complete request, and makes its completion.
     fn remove(&mut self, handle: Handle) -> Option<Completion> {
         let Entry { kind, envelope, buffer, cookie, length, result, .. } = self.pool.remove(handle)?;
         Some(Completion { request: Request(handle), kind, cookie, envelope, length, result, buffer })

@@ -24,7 +24,7 @@ use crate::{
     pool::{Handle, Pool},
 };
 
-/// A place in a buffer.
+/// Where the data of a message are in a buffer.
 #[derive(Clone, Copy, Debug)]
 struct BufferPosition {
     buffer: u8,
@@ -42,57 +42,70 @@ enum Data {
     Remote(FetchMethod),
 }
 
-/// A message.
+/// A message that has arrived before its receive.
 #[derive(Debug)]
 struct Message {
     envelope: Envelope,
     length: u64,
-    /// Its name for the sender.
+    /// Its id among the messages of its sender to this rank.
     id: u64,
     data: Data,
-    /// The receive that has taken it.
+    /// The receive that has matched it while its data were arriving.
     receive: Option<Handle>,
 }
 
-/// A buffer.
+/// State of a buffer for unexpected messages.
 #[derive(Clone, Copy, Debug)]
 enum Buffer {
-    /// It is to be posted.
+    /// It has no messages, and must be posted.
     Idle,
-    /// It is posted, with this number of messages that are not taken.
+    /// It is posted. This number of messages in it were not taken by receives.
     Posted(u32),
-    /// It is full, with this number of messages that are not taken.
+    /// It is full. This number of messages in it were not taken by receives.
     Full(u32),
+}
+
+/// A message whose data are arriving in a buffer.
+#[derive(Debug)]
+struct ArrivingMessage {
+    /// The link of its events.
+    link: u32,
+    position: BufferPosition,
+    /// `None` for a message that is ignored.
+    handle: Option<Handle>,
 }
 
 /// The messages that have arrived before their receive.
 #[derive(Debug)]
 pub(super) struct Messages {
     pool: Pool<Message>,
-    /// Those without a receive, in order.
+    /// Those that no receive has matched, in the order of their starts.
     list: VecDeque<Handle>,
-    /// Those whose data arrive, by the link of their events. A message that is ignored has no
-    /// handle.
-    arriving: Vec<(u32, BufferPosition, Option<Handle>)>,
+    /// Those whose data are arriving.
+    arriving: Vec<ArrivingMessage>,
+    /// State of each buffer.
     buffers: Vec<Buffer>,
-    remote: Remote,
+    remote: RemoteCounts,
 }
 
-/// Numbers of listed messages, by rank, whose data their senders have. A sender keeps them in its
-/// window.
+/// For each rank, the number of its listed messages whose data only the rank has. It keeps them in
+/// its window, so that a rank that keeps to the protocol has no more than a window of them.
 #[derive(Debug)]
-struct Remote {
+struct RemoteCounts {
+    /// The count of each rank.
     counts: Vec<u16>,
+    /// Number of messages in a window.
     window: u16,
 }
 
-impl Remote {
+impl RemoteCounts {
     /// Counts a message. Returns `false`, and counts nothing, if it exceeds its sender's window.
     fn add(&mut self, rank: Rank) -> bool {
         let count = self.counts.get_mut(rank as usize).filter(|count| **count < self.window);
         count.map(|count| *count += 1).is_some()
     }
 
+    /// Uncounts a message.
     fn remove(&mut self, rank: Rank) {
         if let Some(count) = self.counts.get_mut(rank as usize) {
             *count = count.saturating_sub(1);
@@ -107,23 +120,23 @@ impl Messages {
             list: VecDeque::new(),
             arriving: Vec::new(),
             buffers: vec![Buffer::Idle; buffers.into()],
-            remote: Remote { counts: vec![0; ranks as usize], window },
+            remote: RemoteCounts { counts: vec![0; ranks as usize], window },
         }
     }
 
-    /// Takes the oldest message that a selector takes from the list.
-    pub(super) fn find(&mut self, selector: &Selector) -> Option<Handle> {
+    /// Removes the oldest message that a selector matches from the list, and returns it.
+    pub(super) fn take_match(&mut self, selector: &Selector) -> Option<Handle> {
         let matches =
             |handle: &Handle| self.pool.get(*handle).is_some_and(|found| selector.matches(&found.envelope));
         let position = self.list.iter().position(matches)?;
         let handle = self.list.remove(position)?;
-        self.leave_list(handle);
+        self.uncount(handle);
         Some(handle)
     }
 
-    /// Lists a message. Returns `false`, and forgets the message, if only its sender has the data
-    /// and it exceeds its sender's window.
-    fn enlist(&mut self, handle: Handle) -> bool {
+    /// Adds a message to the list. Returns `false`, and forgets the message, if only its sender has
+    /// the data and it exceeds its sender's window.
+    fn add_to_list(&mut self, handle: Handle) -> bool {
         if let Some(Message { envelope, data: Data::Remote(_), .. }) = self.pool.get(handle)
             && !self.remote.add(envelope.peer)
         {
@@ -134,21 +147,21 @@ impl Messages {
         true
     }
 
-    /// Uncounts a message that has left the list.
-    fn leave_list(&mut self, handle: Handle) {
+    /// Uncounts a message that was removed from the list.
+    fn uncount(&mut self, handle: Handle) {
         if let Some(Message { envelope, data: Data::Remote(_), .. }) = self.pool.get(handle) {
             self.remote.remove(envelope.peer);
         }
     }
 
-    /// Removes a listed message. Nothing is left of it.
+    /// Removes a message from the list and from the pool.
     fn forget(&mut self, handle: Handle) {
         self.list.retain(|listed| *listed != handle);
         self.pool.remove(handle);
     }
 
-    /// Counts a message that begins in a buffer.
-    fn hold(&mut self, buffer: u8) {
+    /// Counts a message whose data arrive in a buffer.
+    fn hold_buffer(&mut self, buffer: u8) {
         if let Some(Buffer::Posted(messages) | Buffer::Full(messages)) =
             self.buffers.get_mut(usize::from(buffer))
         {
@@ -156,8 +169,9 @@ impl Messages {
         }
     }
 
-    /// Releases a message's place in a buffer.
-    fn release(&mut self, buffer: u8) {
+    /// Uncounts a message whose data in a buffer are no longer needed. A full buffer without
+    /// messages becomes idle.
+    fn release_buffer(&mut self, buffer: u8) {
         let Some(state) = self.buffers.get_mut(usize::from(buffer)) else { return };
         match state {
             Buffer::Full(1) => *state = Buffer::Idle,
@@ -166,8 +180,8 @@ impl Messages {
         }
     }
 
-    /// Handles the end of a buffer.
-    fn unlinked(&mut self, buffer: u8) {
+    /// Records that a buffer has unlinked itself because it is full.
+    fn record_full(&mut self, buffer: u8) {
         if let Some(state) = self.buffers.get_mut(usize::from(buffer)) {
             *state = match *state {
                 Buffer::Posted(0) => Buffer::Idle,
@@ -178,14 +192,14 @@ impl Messages {
     }
 }
 
-/// Returns the buffer of an event, if its descriptor is that of a buffer.
+/// Returns the buffer that an event's descriptor is of, or `None` if it is of none.
 fn buffer_of(event: &Event) -> Option<u8> {
     event.user_pointer.checked_sub(POINTER_OF_BUFFERS).map(|buffer| buffer as u8)
 }
 
 impl Endpoint {
-    /// Posts the buffers that are free.
-    pub(super) fn recycle(&mut self) -> Result<(), Error> {
+    /// Posts the idle buffers, as far as the card has room.
+    pub(super) fn post_idle_buffers(&mut self) -> Result<(), Error> {
         for buffer in 0..self.config.unexpected.buffers {
             if matches!(self.messages.buffers.get(usize::from(buffer)), Some(Buffer::Idle)) {
                 if !self.objects.post_buffer(buffer)? {
@@ -198,10 +212,10 @@ impl Endpoint {
     }
 
     /// Handles the start of an unexpected message.
-    pub(super) fn arrived(&mut self, event: &Event) -> Result<(), Error> {
+    pub(super) fn handle_unexpected_start(&mut self, event: &Event) -> Result<(), Error> {
         let position = buffer_of(event).map(|buffer| BufferPosition { buffer, offset: event.message.offset });
         if let Some(BufferPosition { buffer, .. }) = position {
-            self.messages.hold(buffer);
+            self.messages.hold_buffer(buffer);
         }
 
         let envelope = bits::envelope(event.message.match_bits);
@@ -211,13 +225,15 @@ impl Endpoint {
             (POINTER_OF_OVERFLOW, None) => Data::Remote(FetchMethod::Request),
             _ => return Ok(()),
         };
-        let is_of_source = self.peers.rank_of(event.peer) == Some(envelope.peer);
-        let handle = is_of_source.then(|| {
+        // A message under another rank's number is ignored. Its data arrive in the buffer all the
+        // same.
+        let is_authentic = self.peers.rank_of(event.peer) == Some(envelope.peer);
+        let handle = is_authentic.then(|| {
             let (length, id) = (event.message.requested.into(), event.message.header_data);
             self.messages.pool.insert(Message { envelope, length, id, data, receive: None })
         });
         if let Some(position) = position {
-            self.messages.arriving.push((event.link, position, handle));
+            self.messages.arriving.push(ArrivingMessage { link: event.link, position, handle });
         }
 
         let Some(handle) = handle else {
@@ -231,20 +247,20 @@ impl Endpoint {
         match self.take_pending(&envelope) {
             Some(receive) => self.match_message(handle, receive),
             None => {
-                self.statistics.refused += u64::from(!self.messages.enlist(handle));
+                self.statistics.refused += u64::from(!self.messages.add_to_list(handle));
                 Ok(())
             }
         }
     }
 
-    /// Handles the end of an unexpected message.
-    pub(super) fn stored(&mut self, event: &Event) -> Result<(), Error> {
-        let Some(position) = self.messages.arriving.iter().position(|(link, ..)| *link == event.link) else {
-            return Ok(());
-        };
-        let (_, position, handle) = self.messages.arriving.swap_remove(position);
+    /// Handles the end of the data of an unexpected message.
+    pub(super) fn handle_unexpected_end(&mut self, event: &Event) -> Result<(), Error> {
+        let is_this = |arriving: &ArrivingMessage| arriving.link == event.link;
+        let Some(index) = self.messages.arriving.iter().position(is_this) else { return Ok(()) };
+        let ArrivingMessage { position, handle, .. } = self.messages.arriving.swap_remove(index);
         let Some(message) = handle.and_then(|handle| self.messages.pool.get_mut(handle)) else {
-            self.messages.release(position.buffer);
+            // The message is ignored: only its place in the buffer is freed.
+            self.messages.release_buffer(position.buffer);
             return Ok(());
         };
 
@@ -252,9 +268,9 @@ impl Endpoint {
         let (receive, source) = (message.receive, message.envelope.peer);
         message.data = Data::Stored(position);
         if event.failure.is_some() {
-            // The data are not as they were sent. The sender still has them.
+            // The data are damaged. The sender still has them, and sends them again on request.
             message.data = Data::Remote(FetchMethod::Request);
-            self.messages.release(position.buffer);
+            self.messages.release_buffer(position.buffer);
             if receive.is_none() && !self.messages.remote.add(source) {
                 self.messages.forget(handle);
                 self.statistics.refused += 1;
@@ -263,14 +279,15 @@ impl Endpoint {
         receive.map_or(Ok(()), |receive| self.match_message(handle, receive))
     }
 
-    /// Handles the end of a buffer.
-    pub(super) fn buffer_ended(&mut self, event: &Event) {
+    /// Handles the event that a buffer has unlinked itself.
+    pub(super) fn handle_buffer_unlinked(&mut self, event: &Event) {
         if let Some(buffer) = buffer_of(event) {
-            self.messages.unlinked(buffer);
+            self.messages.record_full(buffer);
         }
     }
 
-    /// Lets a receive take a message that has left the list.
+    /// Assigns a message that is not in the list to a receive that matches it. If the data are
+    /// still arriving, the receive waits for them.
     pub(super) fn match_message(&mut self, handle: Handle, receive: Handle) -> Result<(), Error> {
         let Some(message) = self.messages.pool.get_mut(handle) else { return Ok(()) };
         let Message { envelope, length, id, data, .. } = *message;
@@ -295,27 +312,28 @@ impl Endpoint {
         }
     }
 
-    /// Copies a message out of its buffer.
+    /// Copies a message out of its buffer, and completes its receive.
     fn deliver(&mut self, receive: Handle, position: BufferPosition, length: u64) {
         let Some(entry) = self.requests.get(receive) else { return };
         let count = length.min(entry.buffer.len() as u64);
         let copied = self.objects.copy_out(position.buffer, position.offset, &entry.buffer, count);
-        self.messages.release(position.buffer);
+        self.messages.release_buffer(position.buffer);
         self.has_work = true;
         match copied {
-            Ok(()) => self.received(receive, length, count),
+            Ok(()) => self.complete_receive(receive, length, count),
             Err(error) => self.fail(receive, error),
         }
     }
 
     /// Completes a receive of a message of `length` bytes, of which `count` are in its buffer.
-    pub(super) fn received(&mut self, receive: Handle, length: u64, count: u64) {
-        let capacity = count;
-        let result = if count < length { Err(Error::Truncated { length, capacity }) } else { Ok(()) };
+    pub(super) fn complete_receive(&mut self, receive: Handle, length: u64, count: u64) {
+        let is_truncated = count < length;
+        let result = if is_truncated { Err(Error::Truncated { length, capacity: count }) } else { Ok(()) };
         self.complete(receive, count as usize, result);
     }
 
-    /// Returns the rank that a process claims to be in match bits, if it is that rank.
+    /// Returns the rank that a message comes from. It is an error if the match bits name another
+    /// rank than that of the process which has sent the message.
     pub(super) fn source_of(&self, event: &Event) -> Result<Rank, Error> {
         let claimed = bits::envelope(event.message.match_bits).peer;
         if self.peers.rank_of(event.peer) == Some(claimed) {

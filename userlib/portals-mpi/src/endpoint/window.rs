@@ -7,18 +7,21 @@ use crate::{bits, pool::Handle};
 
 /// A message that its receiver has not acknowledged, or whose memory the card may read.
 pub(super) struct InFlight {
-    /// Its name for the receiver, of all messages from this rank to that one.
+    /// Its id among all messages from this rank to its receiver. The low byte is its number in the
+    /// window.
     pub(super) id: u64,
     /// Its match bits.
     pub(super) match_bits: u64,
+    /// The memory that it leaves from.
     pub(super) source: Source,
+    /// Bytes of its data.
     pub(super) length: u64,
     /// The request, unless that is complete.
     pub(super) request: Option<Handle>,
     /// The descriptor from which the receiver can get a long message.
     pub(super) exposed: Option<MemoryDescriptor>,
-    /// A put of it is in progress. Until the card has reported its end, it may read the source.
-    /// There is one at a time.
+    /// A put of it is in progress: until the card has reported the put's end, it may read the
+    /// source. There is one put at a time.
     pub(super) is_put_in_progress: bool,
     /// The receiver has the data.
     pub(super) is_taken: bool,
@@ -30,23 +33,25 @@ impl InFlight {
         self.exposed.as_ref().is_some_and(|exposed| exposed.id() == descriptor)
     }
 
-    /// Returns whether the send is complete: the receiver has the data, and the card reads no
-    /// more of the source.
+    /// Returns whether the send is complete: the receiver has the data, and the card reads the
+    /// source no more.
     pub(super) fn is_complete(&self) -> bool {
         self.is_taken && !self.is_put_in_progress
     }
 }
 
-/// The messages to a peer, by number.
+/// The window of messages to a peer: each has a number, which later messages use again.
 pub(super) struct Window {
+    /// The message with each number.
     messages: Vec<Option<InFlight>>,
-    /// The last name of each number.
+    /// The last id with each number.
     ids: Vec<u64>,
     /// Free numbers.
     free: Vec<u8>,
 }
 
 impl Window {
+    /// Makes a window of `size` messages, none of which is in use.
     pub(super) fn new(size: u16) -> Self {
         let numbers = 0..usize::from(size);
         Self {
@@ -66,47 +71,47 @@ impl Window {
         self.messages.iter().flatten().any(|message| message.is_put_in_progress)
     }
 
-    /// Returns the name of the next message, if the window is not full.
+    /// Returns the id of the next message, or `None` if the window is full.
     pub(super) fn next_id(&self) -> Option<u64> {
         let number = usize::from(*self.free.last()?);
-        // The number is below the name's lowest byte; the rest counts its uses.
+        // The low byte of an id is the number. The rest counts the uses of the number.
         Some(self.ids.get(number)?.wrapping_add(1 << bits::NUMBER_BITS))
     }
 
-    /// Enters a message, whose name is that of [`Window::next_id`].
-    pub(super) fn enter(&mut self, message: InFlight) {
+    /// Adds a message, whose id is that of [`Window::next_id`].
+    pub(super) fn insert(&mut self, message: InFlight) {
         let Some(number) = self.free.pop().map(usize::from) else { return };
         self.ids[number] = message.id;
         self.messages[number] = Some(message);
     }
 
-    /// Returns the message of a name.
+    /// Returns the message with an id.
     pub(super) fn find(&mut self, id: u64) -> Option<&mut InFlight> {
         let message = self.messages.get_mut(usize::from(bits::number(id)))?.as_mut()?;
         (message.id == id).then_some(message)
     }
 
-    /// Returns the name of the message with these match bits.
+    /// Returns the id of the message with these match bits.
     pub(super) fn id_of(&self, match_bits: u64) -> Option<u64> {
         let message = self.messages.get(usize::from(bits::number(match_bits)))?.as_ref()?;
         (message.match_bits == match_bits).then_some(message.id)
     }
 
-    /// Returns whether there is a message of a name.
+    /// Returns whether there is a message with an id.
     pub(super) fn has(&self, id: u64) -> bool {
         let message = self.messages.get(usize::from(bits::number(id))).and_then(Option::as_ref);
         message.is_some_and(|message| message.id == id)
     }
 
-    /// Removes the message of a name.
-    pub(super) fn leave(&mut self, id: u64) -> Option<InFlight> {
+    /// Removes the message with an id, and returns it.
+    pub(super) fn remove(&mut self, id: u64) -> Option<InFlight> {
         let number = bits::number(id);
         let message = self.messages.get_mut(usize::from(number))?.take_if(|message| message.id == id)?;
         self.free.push(number);
         Some(message)
     }
 
-    /// Removes all messages.
+    /// Removes all messages, and returns them.
     pub(super) fn drain(&mut self) -> Vec<InFlight> {
         let messages = self.messages.iter_mut().filter_map(Option::take).collect();
         self.free = (0..self.messages.len()).map(|number| number as u8).collect();

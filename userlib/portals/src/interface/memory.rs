@@ -8,20 +8,21 @@ use nicforge_hwi::seastar::{MAX_PIECES, MAX_RANGES};
 use super::Interface;
 use crate::{Error, Region, queue::QueueMemory, region::Pieces};
 
-/// Bytes of a region that event queues share.
+/// Minimum length of a region that event queues share.
 const QUEUE_CHUNK: u64 = 64 << 10;
-/// Address of the first scattered region. Device addresses lie below.
-const SCATTERED: u64 = 1 << 60;
-/// Length of the shortest piece of a scattered region.
-const LEAST_PIECE: u64 = 4096;
+/// Address of the first scattered region. Those of contiguous regions are device addresses, which
+/// lie below.
+const SCATTERED_BASE: u64 = 1 << 60;
+/// Minimum length of a piece of a scattered region: a page.
+const MIN_PIECE: u64 = 4096;
 
 /// The memory of an interface.
 #[derive(Default)]
 pub(super) struct Memory {
     regions: Vec<Region>,
-    /// The region whose rest is free for event queues, and the bytes in use.
+    /// The latest region for event queues, and the number of bytes of it that queues have taken.
     queues: Option<(Region, u64)>,
-    /// Bytes of addresses that scattered regions take.
+    /// Bytes of the address space from [`SCATTERED_BASE`] on that scattered regions take.
     scattered: u64,
 }
 
@@ -34,6 +35,7 @@ impl Interface {
         self.allocate_in(&mut runtime::lock(&self.memory), length)
     }
 
+    /// Allocates a contiguous region, and records it in `memory`.
     fn allocate_in(&self, memory: &mut Memory, length: u64) -> Result<Region, Error> {
         if !self.link.is_host_based() && memory.regions.len() >= MAX_RANGES {
             return Err(Error::TooManyRegions);
@@ -47,17 +49,17 @@ impl Interface {
     }
 
     /// Allocates a region of pieces of `piece` bytes each, in host-based mode: as the memory of a
-    /// Linux process, which is not physically contiguous. A message may have at most
-    /// [`MAX_PIECES`] of them.
+    /// Linux process, which is not physically contiguous. A message may have at most [`MAX_PIECES`]
+    /// of them.
     ///
     /// # Errors
     /// [`Error::BadPieces`]; [`Error::Driver`].
     pub fn allocate_scattered(&self, length: u64, piece: u64) -> Result<Region, Error> {
-        let is_good = piece.is_power_of_two()
-            && piece >= LEAST_PIECE
+        let has_valid_pieces = piece.is_power_of_two()
+            && piece >= MIN_PIECE
             && length > 0
             && length.div_ceil(piece) <= MAX_PIECES as u64;
-        if !is_good || !self.link.is_host_based() {
+        if !has_valid_pieces || !self.link.is_host_based() {
             return Err(Error::BadPieces { length, piece });
         }
 
@@ -65,11 +67,13 @@ impl Interface {
         let buffers = (0..count).map(|_| self.link.device().dma_buffer(piece as usize, HugePages::Never));
         let buffers = buffers.collect::<Result<Vec<_>, _>>()?;
         let mut memory = runtime::lock(&self.memory);
-        let base = SCATTERED + memory.scattered;
+        let base = SCATTERED_BASE + memory.scattered;
+        // A piece of unused addresses separates the region from the next one.
         memory.scattered += (count + 1) * piece;
         self.register(&mut memory, Pieces { base, length: count * piece, piece, buffers })
     }
 
+    /// Adds memory to the process's address map, and keeps it until the interface ends.
     fn register(&self, memory: &mut Memory, pieces: Pieces) -> Result<Region, Error> {
         let pieces = Arc::new(pieces);
         runtime::charge(runtime::Cost::Registration, 1);
@@ -80,7 +84,8 @@ impl Interface {
         Ok(region)
     }
 
-    /// Returns zeroed memory for an event queue.
+    /// Returns zeroed memory for an event queue: that of a freed queue of the same length, or the
+    /// next part of a region that queues share.
     pub(super) fn queue_memory(&self, bytes: u64) -> Result<QueueMemory, Error> {
         if let Some(memory) = self.link.reuse_queue(bytes) {
             memory.window.zero(0, bytes)?;

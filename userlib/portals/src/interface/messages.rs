@@ -46,19 +46,19 @@ impl Interface {
         header_data: u64,
     ) -> Result<(), Error> {
         const CALL: &str = "PtlPutRegion";
-        let mut put = self.request(command::PUT, CALL, descriptor, (offset, length), target)?;
+        let mut put = self.request(command::PUT, CALL, descriptor, offset, length, target)?;
         put.header_data = header_data;
         if ack == Ack::Requested {
             put.options |= option::ACK;
         }
 
-        // In host-based mode the kernel reads the memory itself, so that the command carries no
-        // data.
+        // The kernel of the host-based mode reads the memory itself, so that a command to it
+        // carries no data.
         if length <= INLINE as u64 && !self.link.is_host_based() {
             put.options |= option::INLINE;
             descriptor.region.read(descriptor.offset + offset, &mut put.inline[..length as usize])?;
         }
-        self.link.start(CALL, &put, || is_certain(descriptor, target))
+        self.link.start(CALL, &put, || cannot_be_refused(descriptor, target))
     }
 
     /// Fetches data for all of a descriptor's memory (`PtlGet`).
@@ -82,18 +82,20 @@ impl Interface {
         target: &Target,
     ) -> Result<(), Error> {
         const CALL: &str = "PtlGetRegion";
-        let get = self.request(command::GET, CALL, descriptor, (offset, length), target)?;
-        self.link.start(CALL, &get, || is_certain(descriptor, target))
+        let get = self.request(command::GET, CALL, descriptor, offset, length, target)?;
+        self.link.start(CALL, &get, || cannot_be_refused(descriptor, target))
     }
 
-    /// Makes the part that the commands of puts and gets have in common.
+    /// Checks the arguments of a put or get of `length` bytes at `offset` of a descriptor, and
+    /// makes the fields of the command that both have in common.
     #[inline]
     fn request(
         &self,
         kind: u16,
         call: &'static str,
         descriptor: &MemoryDescriptor,
-        (offset, length): (u64, u64),
+        offset: u64,
+        length: u64,
         target: &Target,
     ) -> Result<Command, Error> {
         if offset.checked_add(length).is_none_or(|end| end > descriptor.length) {
@@ -103,12 +105,11 @@ impl Interface {
             return Err(Error::TooLong { length });
         }
         self.check_node(target.process.node)?;
-        for (is_bad, reason) in
-            [(target.portal >= PORTALS, Refusal::Portal), (target.access >= ACCESS_ENTRIES, Refusal::Access)]
-        {
-            if is_bad {
-                return Err(Error::Refused { call, reason });
-            }
+        if target.portal >= PORTALS {
+            return Err(Error::Refused { call, reason: Refusal::Portal });
+        }
+        if target.access >= ACCESS_ENTRIES {
+            return Err(Error::Refused { call, reason: Refusal::Access });
         }
 
         runtime::charge(runtime::Cost::SendMessage, 1);
@@ -127,13 +128,14 @@ impl Interface {
         })
     }
 
+    /// Checks that the network has a node.
     pub(super) fn check_node(&self, node: u32) -> Result<(), Error> {
         if node < self.nodes { Ok(()) } else { Err(Error::NoSuchNode { node, nodes: self.nodes }) }
     }
 }
 
-/// Returns whether the card has no reason to refuse a checked request, unless it has no room.
+/// Returns whether the card can refuse a checked request for no other reason than lack of room.
 #[inline]
-fn is_certain(descriptor: &MemoryDescriptor, target: &Target) -> bool {
+fn cannot_be_refused(descriptor: &MemoryDescriptor, target: &Target) -> bool {
     descriptor.is_steady() && target.process.process != ANY_PROCESS
 }

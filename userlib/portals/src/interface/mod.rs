@@ -28,8 +28,8 @@ use crate::{
     mailbox::{Mailbox, NetworkPosition},
 };
 
-/// Time between two looks for the grant of another program's kernel.
-const GRANT_LOOK: Duration = Duration::from_millis(1);
+/// Time between two checks whether another program's kernel has granted the process.
+const GRANT_CHECK_PERIOD: Duration = Duration::from_millis(1);
 
 /// A process's interface to the network (`ptl_handle_ni_t`). Threads may share it.
 ///
@@ -37,7 +37,9 @@ const GRANT_LOOK: Duration = Duration::from_millis(1);
 pub struct Interface {
     link: Arc<Link>,
     id: ProcessId,
+    /// Number of nodes of the network.
     nodes: u32,
+    /// Maximum number of puts and gets in progress.
     operations: u16,
     memory: Mutex<Memory>,
 }
@@ -61,10 +63,12 @@ impl Interface {
         let incarnation = mailbox.incarnation().clone();
         let path = match mode {
             Mode::NicBased => {
-                kernel.start(process)?;
-                Path::Mailbox(Mutex::new(mailbox), Some(kernel.clone()))
+                kernel.start_nic_based(process)?;
+                Path::Mailbox { mailbox: Mutex::new(mailbox), kernel: Some(kernel.clone()) }
             }
-            Mode::HostBased => Path::Kernel(kernel.clone(), kernel.start_host_based(process)?),
+            Mode::HostBased => {
+                Path::Kernel { start: kernel.start_host_based(process)?, kernel: kernel.clone() }
+            }
         };
         let operations = match mode {
             Mode::NicBased => process_messages(position.processes as u16),
@@ -93,17 +97,19 @@ impl Interface {
         };
         let process = position.process.ok_or_else(wrong)?;
 
+        // The card refuses all commands of a process that is not granted: this one shows when it
+        // is.
         let waiter = Waiter::new(&device, deadline, None);
         let probe = Command { kind: command::STATUS, handle: status::DROP_COUNT, ..Command::default() };
         while mailbox.call(&probe)?.code != code::OK {
             if waiter.check().is_err() {
                 return Err(Error::Refused { call: "PtlNIInit", reason: Refusal::Interface });
             }
-            runtime::sleep(GRANT_LOOK);
+            runtime::sleep(GRANT_CHECK_PERIOD);
         }
 
         let incarnation = mailbox.incarnation().clone();
-        let path = Path::Mailbox(Mutex::new(mailbox), None);
+        let path = Path::Mailbox { mailbox: Mutex::new(mailbox), kernel: None };
         Ok(Self::new(
             Link::new(process, incarnation, path),
             position,
@@ -182,7 +188,7 @@ impl Interface {
 
 impl Drop for Interface {
     fn drop(&mut self) {
-        // The memory is dropped after this, so that the card uses it no more.
+        // The process ends before its memory is dropped with the fields.
         self.link.stop();
     }
 }

@@ -17,35 +17,38 @@ use crate::{
 
 /// A memory descriptor that this process has made (`ptl_handle_md_t`).
 ///
-/// It remembers its memory, so that short messages need no access of the card to it. Dropping it
-/// unlinks nothing: [`Interface::unlink_descriptor`].
+/// It knows its memory, so that this library can copy the data of short messages into commands.
+/// Dropping it unlinks nothing: see [`Interface::unlink_descriptor`].
 #[derive(Clone, Debug)]
 pub struct MemoryDescriptor {
     pub(super) id: DescriptorId,
     pub(super) region: Region,
     pub(super) offset: u64,
     pub(super) length: u64,
-    /// It exists and stays active, as nothing but this process's calls can change that.
+    /// The descriptor exists and is active, and only calls of this process can change that.
     is_steady: Arc<AtomicBool>,
 }
 
 impl MemoryDescriptor {
+    /// Makes the object of a descriptor that the card has created. `id` is the result's value.
     fn new(id: u64, values: &Descriptor<'_>) -> Self {
         let Descriptor { region, offset, length, .. } = *values;
         let is_steady = Arc::new(AtomicBool::new(false));
         Self { id: DescriptorId(id as u32), region: region.clone(), offset, length, is_steady }
     }
 
-    /// Returns whether the card cannot refuse the descriptor.
+    /// Returns whether the card cannot refuse a put or get because of the descriptor.
     #[inline]
     pub(super) fn is_steady(&self) -> bool {
         self.is_steady.load(Ordering::Relaxed)
     }
 
-    /// Records that the card can refuse the descriptor from now on. A call that ends or changes the
-    /// descriptor does so before it takes the mailbox's lock, under which others look: a put that
-    /// comes later to the lock finds the record.
-    fn unsettle(&self) {
+    /// Records that the card can refuse the descriptor from now on.
+    ///
+    /// A call that unlinks or changes the descriptor makes this record before it takes the
+    /// mailbox's lock. Puts read the record under that lock, so that a put whose command comes
+    /// after that of the call sees it.
+    fn clear_steady(&self) {
         self.is_steady.store(false, Ordering::Relaxed);
     }
 
@@ -73,7 +76,7 @@ impl Interface {
     /// [`Refusal::NoSpace`]; [`Refusal::Segment`] for too many events; as [`Interface::allocate`].
     pub fn allocate_queue(&self, events: u32) -> Result<EventQueue, Error> {
         const CALL: &str = "PtlEQAlloc";
-        // One slot is always free for the writer.
+        // One slot more: the writer may be filling the slot of the next event.
         let events = (u64::from(events) + 1).next_power_of_two().max(2);
         if events > MAX_EVENTS {
             return Err(Error::Refused { call: CALL, reason: Refusal::Segment });
@@ -159,7 +162,7 @@ impl Interface {
         let mut bind = Command { kind: command::BIND_DESCRIPTOR, ..Command::default() };
         set_descriptor(&mut bind, values)?;
         let bound = MemoryDescriptor::new(self.link.call("PtlMDBind", &bind)?.value, values);
-        // No message of another process reaches it, so that it is never unlinked automatically.
+        // No message of another process uses it. Without a threshold it thus stays active.
         bound.is_steady.store(values.threshold == Threshold::Infinite, Ordering::Relaxed);
         Ok(bound)
     }
@@ -171,7 +174,7 @@ impl Interface {
     /// [`Refusal::Descriptor`] also for one that was unlinked automatically;
     /// [`Refusal::DescriptorInUse`].
     pub fn unlink_descriptor(&self, descriptor: &MemoryDescriptor) -> Result<(), Error> {
-        descriptor.unsettle();
+        descriptor.clear_steady();
         let handle = descriptor.id.0;
         let unlink = Command { kind: command::UNLINK_DESCRIPTOR, handle, ..Command::default() };
         self.link.call("PtlMDUnlink", &unlink).map(drop)
@@ -189,7 +192,7 @@ impl Interface {
         values: &Descriptor<'_>,
         test: Option<&EventQueue>,
     ) -> Result<bool, Error> {
-        descriptor.unsettle();
+        descriptor.clear_steady();
         let handle = descriptor.id.0;
         let mut update = Command { kind: command::UPDATE_DESCRIPTOR, handle, ..Command::default() };
         set_descriptor(&mut update, values)?;
@@ -217,6 +220,7 @@ impl Interface {
     ) -> Result<Option<(MatchEntry, MemoryDescriptor)>, Error> {
         let mut post = Command { handle: NO_HANDLE, ..Command::default() };
         set_position(&mut post, position);
+        // `set_position` has set the kind of a single match entry.
         post.kind = command::POST;
         set_criteria(&mut post, criteria);
         set_descriptor(&mut post, values)?;
@@ -246,13 +250,12 @@ impl Interface {
     }
 }
 
-/// Fills in the place of a match entry, and returns the standard's name of the call.
+/// Fills in the kind of the command and the position of the new match entry. Returns the standard's
+/// name of the call.
 fn set_position(command: &mut Command, position: Position) -> &'static str {
-    let before = match position {
-        Position::Head(_) | Position::Before(_) => option::BEFORE,
-        Position::Tail(_) | Position::After(_) => 0,
-    };
-    command.options |= before;
+    if matches!(position, Position::Head(_) | Position::Before(_)) {
+        command.options |= option::BEFORE;
+    }
 
     match position {
         Position::Head(portal) | Position::Tail(portal) => {
@@ -268,6 +271,7 @@ fn set_position(command: &mut Command, position: Position) -> &'static str {
     }
 }
 
+/// Fills in the criteria of a match entry.
 fn set_criteria(command: &mut Command, criteria: Criteria) {
     (command.node, command.process) = criteria.initiator.encode();
     command.match_bits = criteria.match_bits;
@@ -299,6 +303,7 @@ fn set_descriptor(command: &mut Command, values: &Descriptor<'_>) -> Result<(), 
     Ok(())
 }
 
+/// Fills in the queue that must be empty, if there is one.
 fn set_test(command: &mut Command, test: Option<&EventQueue>) {
     command.test_queue = test.map_or(NO_HANDLE, EventQueue::handle);
     command.test_number = test.map_or(0, EventQueue::taken);

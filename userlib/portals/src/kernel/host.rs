@@ -9,17 +9,28 @@ use zerocopy::IntoBytes;
 
 use crate::{Error, region::Pieces};
 
-/// Offset of an event's number, which is written last.
+/// Offset of the number in an event, which is written last.
 const NUMBER_OFFSET: usize = 60;
 
-/// A process.
+/// A process in host-based mode.
 pub(super) struct HostProcess {
-    /// Number of its start: messages of an earlier one are not its own.
+    /// Number of its start among all starts of processes, by which messages of an earlier process
+    /// of its number are told from its own.
     pub(super) start: u32,
+    /// Its portals, match entries, descriptors and event queues.
     pub(super) matching: matching::Process,
+    /// Its memory, in the order of the addresses.
     regions: Vec<Arc<Pieces>>,
-    /// Messages that wait until operations in progress end, with the firmware's names.
-    pub(super) waiting: VecDeque<(HeaderPacket, u32)>,
+    /// Messages that wait until operations in progress end.
+    pub(super) waiting: VecDeque<Arrival>,
+}
+
+/// A message that has arrived, as the firmware has reported it.
+#[derive(Clone, Copy)]
+pub(super) struct Arrival {
+    pub(super) packet: HeaderPacket,
+    /// The firmware's number of the message.
+    pub(super) token: u32,
 }
 
 impl HostProcess {
@@ -27,6 +38,7 @@ impl HostProcess {
         Self { start, matching, regions: Vec::new(), waiting: VecDeque::new() }
     }
 
+    /// Adds memory that the process may name.
     pub(super) fn add_region(&mut self, pieces: &Arc<Pieces>) {
         let at = self.regions.partition_point(|other| other.base < pieces.base);
         self.regions.insert(at, pieces.clone());
@@ -42,8 +54,8 @@ impl HostProcess {
         fits.then_some((region, offset))
     }
 
-    /// Writes events into the process's queues. Each lies in one buffer of one region, which was
-    /// checked when the queue was allocated.
+    /// Writes events into the process's queues. A queue lies in one buffer of one region, which was
+    /// checked when it was allocated.
     pub(super) fn write_events(&self, events: &Events) -> Result<(), Error> {
         for event in events.iter() {
             let Some((region, offset)) = self.region(event.address, size_of_val(&event.record) as u64) else {
@@ -53,19 +65,20 @@ impl HostProcess {
 
             let bytes = event.record.as_bytes();
             buffer.write(offset, &bytes[..NUMBER_OFFSET])?;
-            // Release: a process that sees the number sees the event.
+            // The store is a release: a process that sees the number also sees the rest of the
+            // event.
             buffer.window().store_u32_release(offset + NUMBER_OFFSET as u64, event.record.number)?;
             runtime::note_store();
         }
         Ok(())
     }
 
-    /// Writes the data of a short message.
+    /// Writes the first `length` bytes of the data in a header packet to the process's memory.
     pub(super) fn write_inline(&self, address: u64, data: &[u8; INLINE], length: u32) -> Result<(), Error> {
         let mut remaining = &data[..INLINE.min(length as usize)];
         let Some((region, offset)) = self.region(address, remaining.len() as u64) else { return Ok(()) };
 
-        region.each(offset, remaining.len() as u64, |buffer, at, length| {
+        region.for_each_part(offset, remaining.len() as u64, |buffer, at, length| {
             let (part, rest) = remaining.split_at(length as usize);
             remaining = rest;
             Ok(buffer.write(at, part)?)

@@ -6,41 +6,47 @@ use zerocopy::IntoBytes;
 
 use crate::{Error, region::Pieces};
 
-/// Number of command lists: messages of more than [`PIECES`] pieces that are moved at a time.
+/// Number of command lists: the maximum number of messages of more than [`PIECES`] pieces that are
+/// moved at a time.
 const LISTS: u16 = 64;
-/// Number of messages in flight that the kernel has sent.
+/// Maximum number of messages in flight that the kernel has sent.
 pub(crate) const MAX_SENDS: u16 = 1024;
 /// Bytes of a command list.
 const LIST_BYTES: u64 = (MAX_PIECES * size_of::<Piece>()) as u64;
 
-/// The pieces of a message's memory.
+/// The pieces of a message's memory, as a command describes them to the DMA engine.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Scatter {
+    /// The pieces, if they are not in a command list.
     pub(crate) pieces: [Piece; PIECES],
+    /// Number of pieces.
     pub(crate) count: u16,
-    /// Address of the command list, or 0.
+    /// Address of the command list, or 0 without one.
     pub(crate) address: u64,
-    /// The command list in use.
+    /// Index of the command list, which is in use until the message has ended.
     pub(crate) list: Option<u16>,
 }
 
-/// Why memory can't be described to the DMA engine.
+/// Reason why memory can't be described to the DMA engine.
 pub(crate) enum NoScatter {
     /// All command lists are in use. It is possible later.
     Later,
-    /// The memory has too many pieces.
+    /// The memory has too many pieces, or is not the process's.
     Never,
 }
 
-/// The memory.
+/// The kernel's memory for the DMA engines.
 pub(crate) struct Lists {
+    /// All command lists.
     lists: DmaBuffer,
+    /// Indices of the free command lists.
     free: Vec<u16>,
     /// Data of short messages, one slot for each message in flight.
     inline: DmaBuffer,
 }
 
 impl Lists {
+    /// Allocates the memory from the kernel's attachment.
     pub(crate) fn allocate(device: &Device) -> Result<Self, Error> {
         Ok(Self {
             lists: device.dma_buffer(usize::from(LISTS) * LIST_BYTES as usize, HugePages::Try)?,
@@ -84,7 +90,7 @@ impl Lists {
         Ok(scatter)
     }
 
-    /// Writes the pieces of a range into the command or the list.
+    /// Writes the pieces of a range into the command, or into its command list if it has one.
     fn fill(
         &self,
         scatter: &mut Scatter,
@@ -93,8 +99,8 @@ impl Lists {
         offset: u64,
         length: u64,
     ) -> Result<(), Error> {
-        let mut number = 0;
-        region.each(offset, length, |buffer, at, length| {
+        let mut index = 0;
+        region.for_each_part(offset, length, |buffer, at, length| {
             let piece = Piece {
                 address: buffer.iova() + at,
                 length: length as u32,
@@ -104,21 +110,22 @@ impl Lists {
 
             match scatter.list {
                 Some(list) => {
-                    let slot = u64::from(list) * LIST_BYTES + (number * size_of::<Piece>()) as u64;
+                    let slot = u64::from(list) * LIST_BYTES + (index * size_of::<Piece>()) as u64;
                     self.lists.write(slot, piece.as_bytes())?;
                 }
                 None => {
-                    if let Some(slot) = scatter.pieces.get_mut(number) {
+                    if let Some(slot) = scatter.pieces.get_mut(index) {
                         *slot = piece;
                     }
                 }
             }
-            number += 1;
+            index += 1;
             Ok(())
         })
     }
 
-    /// Puts the data of a short message into the slot of its token.
+    /// Puts the data of a short message into the slot of its token, and describes the slot to the
+    /// DMA engine.
     pub(crate) fn store_inline(
         &self,
         token: u16,

@@ -4,86 +4,101 @@ use nicforge_driver::runtime;
 use nicforge_hwi::seastar::{
     HeaderPacket, INLINE, KernelCommand, MessageHeader, code, failure, kernel_command, message, trusted_flag,
 };
-use nicforge_seastar_firmware::matching::{Accepted, Answer, Identity, Incoming, OperationHandle, Refused};
+use nicforge_seastar_firmware::matching::{
+    Accepted, Answer, DropReason, Identity, Incoming, OperationHandle,
+};
 
 use super::{
+    host::Arrival,
     lists::{NoScatter, Scatter},
     state::State,
 };
 use crate::Error;
 
+/// Failure code of an operation that has succeeded, beside those of [`failure`].
+const NO_FAILURE: u16 = 0;
+
 /// Where the data of a message are.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
-    /// It has none.
+    /// The message has none.
     None,
-    /// In its process's memory.
+    /// In its process's memory, at this address.
     Memory(u64),
-    /// In this value.
+    /// In the message itself: these bytes.
     Inline([u8; INLINE]),
 }
 
 /// A message to send.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OutgoingMessage {
-    /// The process, and the number of its start.
+    /// The process that sends it.
     pub(super) process: u16,
+    /// Number of that process's start.
     pub(super) start: u32,
     /// The operation that ends with the message, if any.
     pub(super) operation: Option<OperationHandle>,
-    /// For a get's request: its success does not end the operation, because the reply does.
+    /// It is the request of a get: the reply ends the operation, unless the request fails.
     pub(super) ends_only_on_failure: bool,
     pub(super) target: Identity,
+    /// One of [`message`].
     pub(super) kind: u8,
     pub(super) header: MessageHeader,
+    /// Bytes of its data.
     pub(super) length: u32,
     pub(super) source: Source,
 }
 
-/// A message in flight.
+/// A message that was passed to the firmware, and whose end it has not reported.
 pub(super) struct Sending {
     outgoing: OutgoingMessage,
+    /// Where its data are.
     scatter: Scatter,
 }
 
 /// A message that is being received.
 pub(super) struct Receiving {
+    /// The process that it is for.
     process: u16,
+    /// Number of that process's start.
     start: u32,
     operation: OperationHandle,
+    /// Address of the destination.
     address: u64,
+    /// Bytes that are kept.
     length: u32,
-    /// The acknowledgement to send, and its target.
+    /// The acknowledgement to send when the data are in memory, and its target.
     answer: Option<(Answer, Identity)>,
+    /// The destination, once it is described to the DMA engine.
     scatter: Scatter,
 }
 
 impl State {
-    /// Handles a new message.
-    pub(super) fn arrived(&mut self, packet: &HeaderPacket, token: u32) -> Result<(), Error> {
-        let maximum = self.most_waiting;
+    /// Handles a message that has arrived: matches it at once, or lets it wait behind others.
+    pub(super) fn handle_arrival(&mut self, packet: &HeaderPacket, token: u32) -> Result<(), Error> {
+        let max_waiting = self.max_waiting;
         let target = usize::from(packet.trusted.target_process);
         let Some(Some(process)) = self.processes.get_mut(target) else { return self.discard(packet, token) };
 
         if !process.waiting.is_empty() {
-            if process.waiting.len() < maximum {
-                process.waiting.push_back((*packet, token));
+            if process.waiting.len() < max_waiting {
+                process.waiting.push_back(Arrival { packet: *packet, token });
                 return Ok(());
             }
             return self.discard(packet, token);
         }
-        let is_taken = self.matched(packet, token)?;
-        if !is_taken && let Some(Some(process)) = self.processes.get_mut(target) {
-            process.waiting.push_back((*packet, token));
+        let is_matched = self.match_message(packet, token)?;
+        if !is_matched && let Some(Some(process)) = self.processes.get_mut(target) {
+            process.waiting.push_back(Arrival { packet: *packet, token });
         }
         Ok(())
     }
 
-    /// Matches the messages that wait for a process.
+    /// Matches messages that wait for a process, until one has to wait on.
     fn match_waiting(&mut self, process: u16) -> Result<(), Error> {
         while let Some(Some(entry)) = self.processes.get(usize::from(process))
-            && let Some(&(packet, token)) = entry.waiting.front()
-            && self.matched(&packet, token)?
+            && let Some(&Arrival { packet, token }) = entry.waiting.front()
+            && self.match_message(&packet, token)?
         {
             if let Some(Some(entry)) = self.processes.get_mut(usize::from(process)) {
                 entry.waiting.pop_front();
@@ -92,9 +107,10 @@ impl State {
         Ok(())
     }
 
-    /// Matches a message of a process that exists. Returns `false` if it must wait until another
-    /// operation has ended.
-    fn matched(&mut self, packet: &HeaderPacket, token: u32) -> Result<bool, Error> {
+    /// Matches a message with the match entries of its process. Returns `false` if the message must
+    /// wait until an operation of the process has ended; a message that nothing matches is
+    /// discarded.
+    fn match_message(&mut self, packet: &HeaderPacket, token: u32) -> Result<bool, Error> {
         let HeaderPacket { trusted, message: header, .. } = packet;
         let number = trusted.target_process;
         let Some(Some(process)) = self.processes.get_mut(usize::from(number)) else {
@@ -114,9 +130,9 @@ impl State {
             Incoming::Accepted(accepted) => {
                 runtime::charge(runtime::Cost::Match, accepted.traversed as usize);
                 process.write_events(&accepted.events)?;
-                self.take(packet, token, &accepted).map(|()| true)
+                self.accept(packet, token, &accepted).map(|()| true)
             }
-            Incoming::Dropped(dropped) if dropped.reason == Refused::Busy => Ok(false),
+            Incoming::Dropped(dropped) if dropped.reason == DropReason::Busy => Ok(false),
             Incoming::Dropped(dropped) => {
                 runtime::charge(runtime::Cost::Match, dropped.traversed as usize);
                 self.discard(packet, token).map(|()| true)
@@ -124,8 +140,8 @@ impl State {
         }
     }
 
-    /// Begins to receive a message, or to answer a get.
-    fn take(&mut self, packet: &HeaderPacket, token: u32, accepted: &Accepted) -> Result<(), Error> {
+    /// Begins to receive the data of a message that a descriptor has accepted, or answers a get.
+    fn accept(&mut self, packet: &HeaderPacket, token: u32, accepted: &Accepted) -> Result<(), Error> {
         let HeaderPacket { trusted, inline, .. } = packet;
         let number = trusted.target_process;
         let Some(Some(process)) = self.processes.get_mut(usize::from(number)) else { return Ok(()) };
@@ -133,7 +149,7 @@ impl State {
         let sender = Identity { node: trusted.source_node, process: trusted.source_process };
 
         if trusted.kind == message::GET {
-            self.answer(number, start, accepted.answer, sender, Some(accepted));
+            self.queue_answer(number, start, accepted.answer, sender, Some(accepted));
             return self.discard(packet, token);
         }
         if trusted.length > INLINE as u32 {
@@ -151,19 +167,21 @@ impl State {
             );
         }
 
+        // The header packet has all data: the operation ends here.
         let has_fault = trusted.flags & trusted_flag::INLINE_FAULT != 0;
         process.write_inline(accepted.address, inline, accepted.length)?;
-        let events = process.matching.end(accepted.operation, if has_fault { failure::DATA } else { 0 });
+        let events =
+            process.matching.end(accepted.operation, if has_fault { failure::DATA } else { NO_FAILURE });
         process.write_events(&events)?;
         if !has_fault {
-            self.answer(number, start, accepted.answer, sender, None);
+            self.queue_answer(number, start, accepted.answer, sender, None);
         }
         Ok(())
     }
 
-    /// Queues the answer to a message: the acknowledgement of a put, or the reply to a get, which
-    /// `accepted_get` describes. The get's operation here ends when its reply has been sent.
-    fn answer(
+    /// Queues the answer to a message, if it has one: the acknowledgement of a put, or the reply to
+    /// a get. `accepted_get` is the get's operation at this process, which ends with the reply.
+    fn queue_answer(
         &mut self,
         process: u16,
         start: u32,
@@ -197,7 +215,7 @@ impl State {
             return Ok(());
         }
         let receive = KernelCommand { kind: kernel_command::RECEIVE, token, ..KernelCommand::default() };
-        // The message may have ended meanwhile.
+        // The firmware refuses this if the data have ended meanwhile.
         self.try_command(receive).map(drop)
     }
 
@@ -207,18 +225,18 @@ impl State {
         let scatter = match self.scatter(number, start, address, length) {
             Ok(scatter) => scatter,
             Err(NoScatter::Later) => {
-                self.unlisted.push_back((token, receiving));
+                self.awaiting_list.push_back((token, receiving));
                 return Ok(());
             }
             Err(NoScatter::Never) => Scatter::default(),
         };
 
-        // Memory with too many pieces takes nothing.
-        let is_lost = length > 0 && scatter.count == 0;
+        // The data are discarded if their memory has too many pieces.
+        let is_discarded = length > 0 && scatter.count == 0;
         let receive = KernelCommand {
             kind: kernel_command::RECEIVE,
             token,
-            length: if is_lost { 0 } else { length },
+            length: if is_discarded { 0 } else { length },
             count: scatter.count,
             list: scatter.address,
             pieces: scatter.pieces,
@@ -227,30 +245,32 @@ impl State {
         receiving.scatter = scatter;
         let result = self.try_command(receive)?;
 
-        if is_lost || result.code != code::OK {
+        if is_discarded || result.code != code::OK {
             return self.end_receiving(receiving, failure::MEMORY);
         }
         self.receives.insert(token, receiving);
         Ok(())
     }
 
-    /// Receives messages whose data waited for a command list.
-    pub(super) fn receive_unlisted(&mut self) -> Result<(), Error> {
-        for _ in 0..self.unlisted.len() {
-            let Some((token, receiving)) = self.unlisted.pop_front() else { break };
+    /// Tries again to receive the messages whose data wait for a command list.
+    pub(super) fn retry_awaiting_list(&mut self) -> Result<(), Error> {
+        for _ in 0..self.awaiting_list.len() {
+            let Some((token, receiving)) = self.awaiting_list.pop_front() else { break };
             self.receive(token, receiving)?;
         }
         Ok(())
     }
 
     /// Handles the end of a message that was received.
-    pub(super) fn received(&mut self, token: u32, failure: u16) -> Result<(), Error> {
+    pub(super) fn handle_received(&mut self, token: u32, failure: u16) -> Result<(), Error> {
         match self.receives.remove(&token) {
             Some(receiving) => self.end_receiving(receiving, failure),
             None => Ok(()),
         }
     }
 
+    /// Ends the operation of a message that was received, and queues its acknowledgement. `failure`
+    /// is [`NO_FAILURE`] or one of [`failure`].
     fn end_receiving(&mut self, receiving: Receiving, failure: u16) -> Result<(), Error> {
         let Receiving { process: number, start, operation, answer, scatter, .. } = receiving;
         self.lists.release(&scatter);
@@ -258,16 +278,16 @@ impl State {
 
         let events = process.matching.end(operation, failure);
         process.write_events(&events)?;
-        if failure == 0
+        if failure == NO_FAILURE
             && let Some((answer, sender)) = answer
         {
-            self.answer(number, start, Some(answer), sender, None);
+            self.queue_answer(number, start, Some(answer), sender, None);
         }
         self.match_waiting(number)
     }
 
     /// Handles the end of a message that was sent.
-    pub(super) fn sent(&mut self, token: u32, failure: u16) -> Result<(), Error> {
+    pub(super) fn handle_sent(&mut self, token: u32, failure: u16) -> Result<(), Error> {
         let Some(Sending { outgoing, scatter }) = self.sends.get_mut(token as usize).and_then(Option::take)
         else {
             return Ok(());
@@ -280,7 +300,7 @@ impl State {
     /// Ends the operation of a message that was sent, or could not be sent.
     fn end_message(&mut self, outgoing: &OutgoingMessage, failure: u16) -> Result<(), Error> {
         let Some(operation) = outgoing.operation else { return Ok(()) };
-        if outgoing.ends_only_on_failure && failure == 0 {
+        if outgoing.ends_only_on_failure && failure == NO_FAILURE {
             return Ok(());
         }
         let Some(process) = self.process(outgoing.process, outgoing.start) else { return Ok(()) };
@@ -291,7 +311,7 @@ impl State {
     }
 
     /// Ends the gets that wait for replies of a node whose incarnation has ended.
-    pub(super) fn node_down(&mut self, node: u32) -> Result<(), Error> {
+    pub(super) fn handle_node_down(&mut self, node: u32) -> Result<(), Error> {
         for process in self.processes.iter_mut().flatten() {
             while let Some(operation) = process.matching.waiting_get(node) {
                 let events = process.matching.end(operation, failure::NODE);
@@ -301,10 +321,11 @@ impl State {
         Ok(())
     }
 
-    /// Sends as many messages as the firmware has room for.
-    pub(super) fn flush(&mut self) -> Result<(), Error> {
+    /// Passes queued messages to the firmware, as many as it has room for.
+    pub(super) fn send_queued(&mut self) -> Result<(), Error> {
         while let Some(&outgoing) = self.outbox.front() {
             let Some(&token) = self.free_tokens.last() else { return Ok(()) };
+            // The data are described to the DMA engine.
             let scatter = match outgoing.source {
                 Source::None => Ok(Scatter::default()),
                 Source::Memory(address) => {
@@ -322,7 +343,7 @@ impl State {
                 }
             };
 
-            let result = self.try_command(send(&outgoing, token, &scatter))?;
+            let result = self.try_command(send_command(&outgoing, token, &scatter))?;
             if result.code == code::NO_SPACE {
                 self.lists.release(&scatter);
                 return Ok(());
@@ -339,13 +360,13 @@ impl State {
         Ok(())
     }
 
-    /// Describes memory of a process to the DMA engine.
+    /// Describes memory of a process to the DMA engine: all `length` bytes from `address` on.
     fn scatter(&mut self, process: u16, start: u32, address: u64, length: u32) -> Result<Scatter, NoScatter> {
         let length = u64::from(length);
-        let part = self.process(process, start).and_then(|process| {
+        let range = self.process(process, start).and_then(|process| {
             process.region(address, length).map(|(region, offset)| (region.clone(), offset))
         });
-        match part {
+        match range {
             Some((region, offset)) => self.lists.scatter(process, &region, offset, length),
             None if length == 0 => Ok(Scatter::default()),
             None => Err(NoScatter::Never),
@@ -353,8 +374,8 @@ impl State {
     }
 }
 
-/// Makes the command for a message.
-fn send(outgoing: &OutgoingMessage, token: u16, scatter: &Scatter) -> KernelCommand {
+/// Makes the command that sends a message.
+fn send_command(outgoing: &OutgoingMessage, token: u16, scatter: &Scatter) -> KernelCommand {
     KernelCommand {
         kind: kernel_command::SEND,
         message: outgoing.kind,

@@ -25,19 +25,20 @@ use state::State;
 /// Maximum number of events that one call handles, so that it ends while events keep coming.
 const MAX_EVENTS: usize = 256;
 /// The longest sleep of [`Kernel::serve`] without an interrupt.
-const SLEEP: Duration = Duration::from_millis(100);
-/// Longest range of an address map.
+const MAX_SLEEP: Duration = Duration::from_millis(100);
+/// Maximum number of bytes of a range of an address map: whole pages, in a length of 32 bits.
 const MAX_RANGE: u64 = u32::MAX as u64 & !0xfff;
 
-/// Bytes of each range of a granted process's address map, which begins at address 0.
+/// Bytes of each range of a granted process's address map. The ranges lie behind each other, from
+/// address 0 on.
 const GRANTED_RANGE: u64 = 4032 << 20;
 
-/// Checks that memory lies in the address map of a granted process.
+/// Checks that memory lies in a single range of the address map of a granted process.
 pub(crate) fn check_granted(base: u64, length: u64) -> Result<(), Error> {
     let range = base / GRANTED_RANGE;
-    let is_whole =
+    let is_in_one_range =
         length > 0 && base.checked_add(length - 1).is_some_and(|last| last / GRANTED_RANGE == range);
-    if is_whole && range < MAX_RANGES as u64 {
+    if is_in_one_range && range < MAX_RANGES as u64 {
         return Ok(());
     }
     Err(Error::Refused { call: "allocating memory of a granted process", reason: Refusal::Segment })
@@ -97,8 +98,8 @@ impl Kernel {
         &self.device
     }
 
-    /// Handles the events that the card has written. If another thread does so, the call returns at
-    /// once.
+    /// Handles events that the card has written. If another thread uses the kernel, the call
+    /// returns at once.
     ///
     /// # Errors
     /// Those of a lost card: [`Error::is_gone`].
@@ -122,7 +123,7 @@ impl Kernel {
         while waiter.check().is_ok() {
             let handled = runtime::lock(&self.state).progress(MAX_EVENTS)?;
             if handled == 0 {
-                interrupt.sleep(Deadline::after(SLEEP), Some(cancel))?;
+                interrupt.sleep(Deadline::after(MAX_SLEEP), Some(cancel))?;
             }
         }
         Ok(())
@@ -150,9 +151,11 @@ impl Kernel {
 
         let mut state = runtime::lock(&self.state);
         state.command(CALL, start)?;
+
+        // Each command adds as many ranges to the address map as it can hold.
         for first in (0..MAX_RANGES as u64).step_by(PIECES) {
-            let range = |number: usize| Piece {
-                address: (first + number as u64) * GRANTED_RANGE,
+            let range = |index: usize| Piece {
+                address: (first + index as u64) * GRANTED_RANGE,
                 length: GRANTED_RANGE as u32,
                 attachment: process + 1,
                 reserved: 0,
@@ -174,23 +177,25 @@ impl Kernel {
         Ok(())
     }
 
+    /// Returns the limits of each process in host-based mode.
     pub(crate) fn limits(&self) -> Limits {
         self.config.limits
     }
 
+    /// Returns the longest time for the answer to a command.
     pub(crate) fn timeout(&self) -> Duration {
         self.config.timeout
     }
 
     /// Lets a process use the network in NIC-based mode.
-    pub(crate) fn start(&self, process: u16) -> Result<(), Error> {
+    pub(crate) fn start_nic_based(&self, process: u16) -> Result<(), Error> {
         let start =
             KernelCommand { kind: kernel_command::START_PROCESS, process, ..KernelCommand::default() };
         runtime::charge(runtime::Cost::SystemCall, 1);
         runtime::lock(&self.state).command("PtlNIInit", start).map(drop)
     }
 
-    /// Adds memory of a process to its address map.
+    /// Adds memory of a process in NIC-based mode to its address map, in as many ranges as needed.
     pub(crate) fn map(&self, process: u16, base: u64, length: u64) -> Result<(), Error> {
         const CALL: &str = "mapping a region";
         let mut pieces = [Piece::default(); PIECES];
@@ -199,8 +204,8 @@ impl Kernel {
             return Err(Error::Refused { call: CALL, reason: Refusal::Segment });
         }
 
-        for (number, piece) in (0..count).zip(&mut pieces) {
-            let start = number * MAX_RANGE;
+        for (index, piece) in (0..count).zip(&mut pieces) {
+            let start = index * MAX_RANGE;
             let length = (length - start).min(MAX_RANGE) as u32;
             *piece = Piece { address: base + start, length, attachment: process + 1, reserved: 0 };
         }
@@ -239,11 +244,12 @@ impl Kernel {
             state.remove_process(process, start);
         }
         let stop = KernelCommand { kind: kernel_command::STOP_PROCESS, process, ..KernelCommand::default() };
-        // A lost card has no process any more.
+        // On a lost card, the process has ended already.
         let _ = state.command("PtlNIFini", stop);
     }
 
-    /// Makes a call of a process in host-based mode.
+    /// Carries out a call of a process in host-based mode. `start` is the number of the process's
+    /// start.
     pub(crate) fn system_call(
         &self,
         process: u16,
@@ -252,7 +258,8 @@ impl Kernel {
     ) -> Result<CommandResult, Error> {
         runtime::charge(runtime::Cost::SystemCall, 1);
         let mut state = runtime::lock(&self.state);
-        // Messages that have arrived are matched first, as the interrupts came before the call.
+        // Messages that have arrived are matched first, because their interrupts came before the
+        // call.
         state.progress(MAX_EVENTS)?;
         state.process_command(process, start, command).map(|result| {
             result.unwrap_or(CommandResult { code: code::NO_INTERFACE, ..CommandResult::default() })

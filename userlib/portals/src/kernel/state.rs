@@ -13,7 +13,7 @@ use nicforge_seastar_firmware::matching::{self, Identity, Request};
 use zerocopy::FromBytes;
 
 use super::{
-    host::HostProcess,
+    host::{Arrival, HostProcess},
     lists::{Lists, MAX_SENDS},
     messages::{OutgoingMessage, Receiving, Sending, Source},
 };
@@ -25,8 +25,8 @@ use crate::{
 
 /// Bytes of an event of the kernel.
 const EVENT_BYTES: u64 = size_of::<KernelEvent>() as u64;
-/// Offset of its number, which is written last.
-const NUMBER: u64 = EVENT_BYTES - 4;
+/// Offset of the number in an event of the kernel, which is written last.
+const NUMBER_OFFSET: u64 = EVENT_BYTES - 4;
 
 /// First generation of processes in host-based mode. The card's processes begin far from it, so
 /// that no message for a process in one mode names an object of its successor in the other one.
@@ -35,19 +35,20 @@ const FIRST_GENERATION: u16 = 0x8001;
 /// The kernel's event queue.
 struct Queue {
     memory: DmaBuffer,
+    /// Number of its slots less one; the number is a power of two.
     mask: u32,
     /// Number of events taken, modulo 2^32.
     taken: u32,
-    /// The number that the firmware knows.
+    /// The value of `taken` that was last reported to the firmware.
     reported: u32,
 }
 
 impl Queue {
-    /// Takes the next event.
+    /// Takes the next event, or returns `None` if there is none yet.
     fn take(&mut self) -> Result<Option<KernelEvent>, Error> {
         let slot = u64::from(self.taken & self.mask) * EVENT_BYTES;
         let number = self.taken.wrapping_add(1);
-        if self.memory.window().load_u32_acquire(slot + NUMBER)? != number {
+        if self.memory.window().load_u32_acquire(slot + NUMBER_OFFSET)? != number {
             return Ok(None);
         }
 
@@ -57,8 +58,8 @@ impl Queue {
         Ok(Some(KernelEvent::read_from_bytes(&bytes).unwrap_or_default()))
     }
 
-    /// Returns whether the count of taken events must be reported to the firmware, because its
-    /// count is far behind.
+    /// Returns whether the number of taken events must be reported to the firmware: for more than a
+    /// quarter of the slots, it does not know that they are free.
     fn is_report_due(&self) -> bool {
         self.taken.wrapping_sub(self.reported) > self.mask / 4
     }
@@ -66,31 +67,34 @@ impl Queue {
 
 /// The state of a kernel.
 pub(crate) struct State {
+    /// The trusted mailbox.
     mailbox: Mailbox,
     queue: Queue,
+    /// Number of the node.
     node: u32,
     /// Processes in host-based mode, by number.
     pub(super) processes: Vec<Option<HostProcess>>,
-    /// Generation with which each of them begins when it is started again.
+    /// Generation of the first handles of each process at its next start.
     generations: Vec<u16>,
-    /// Number of starts of processes.
+    /// Number of starts of processes so far.
     starts: u32,
-    /// Maximum number of messages that wait for a process.
-    pub(super) most_waiting: usize,
+    /// Maximum number of messages that wait for each process.
+    pub(super) max_waiting: usize,
     pub(super) lists: Lists,
-    /// Messages that the firmware has no room for yet, in order.
+    /// Messages that were not passed to the firmware yet, in order.
     pub(super) outbox: VecDeque<OutgoingMessage>,
-    /// Messages in flight by token, and free tokens.
+    /// Messages in flight. The index is the token by which the firmware reports their end.
     pub(super) sends: Vec<Option<Sending>>,
+    /// Tokens of no message in flight.
     pub(super) free_tokens: Vec<u16>,
-    /// Messages that are being received, by the firmware's names.
+    /// Messages that are being received, by the firmware's tokens.
     pub(super) receives: HashMap<u32, Receiving>,
-    /// Messages whose data wait for a command list.
-    pub(super) unlisted: VecDeque<(u32, Receiving)>,
+    /// Messages whose data wait for a command list, with the firmware's tokens.
+    pub(super) awaiting_list: VecDeque<(u32, Receiving)>,
 }
 
 impl State {
-    /// Boots a node.
+    /// Boots a node. Returns the state of its kernel, and its position in the network.
     pub(super) fn boot(device: &Device, config: &KernelConfig) -> Result<(Self, NetworkPosition), Error> {
         let (mailbox, position) = Mailbox::open(device, config.timeout)?;
         if position.process.is_some() {
@@ -108,13 +112,13 @@ impl State {
             processes: Vec::new(),
             generations: Vec::new(),
             starts: 0,
-            most_waiting: config.waiting,
+            max_waiting: config.waiting,
             lists: Lists::allocate(device)?,
             outbox: VecDeque::new(),
             sends: (0..MAX_SENDS).map(|_| None).collect(),
             free_tokens: (0..MAX_SENDS).rev().collect(),
             receives: HashMap::new(),
-            unlisted: VecDeque::new(),
+            awaiting_list: VecDeque::new(),
         };
         state.processes.resize_with(position.processes.min(u16::MAX.into()) as usize, || None);
         state.generations.resize(state.processes.len(), FIRST_GENERATION);
@@ -125,14 +129,16 @@ impl State {
         Ok((state, position))
     }
 
-    /// Carries out a command of the trusted mailbox, and returns its result whatever its code.
+    /// Has the firmware carry out a command of the trusted mailbox. Returns its result, which may
+    /// be a refusal. The command also reports the number of events taken.
     pub(super) fn try_command(&mut self, mut command: KernelCommand) -> Result<CommandResult, Error> {
         command.taken = self.queue.taken as u16;
         self.queue.reported = self.queue.taken;
         self.mailbox.call(&command)
     }
 
-    /// Carries out a command of the trusted mailbox.
+    /// Has the firmware carry out a command of the trusted mailbox. A refusal is an error of the
+    /// call named `call`.
     pub(super) fn command(
         &mut self,
         call: &'static str,
@@ -158,6 +164,7 @@ impl State {
         self.starts
     }
 
+    /// Adds memory of a process in host-based mode.
     pub(super) fn add_region(&mut self, process: u16, pieces: &Arc<Pieces>) {
         if let Some(Some(process)) = self.processes.get_mut(usize::from(process)) {
             process.add_region(pieces);
@@ -176,8 +183,8 @@ impl State {
         }
         self.outbox.retain(|outgoing| outgoing.start != start);
 
-        for (packet, token) in removed.into_iter().flat_map(|process| process.waiting) {
-            // Of a lost card, no message waits for an answer.
+        for Arrival { packet, token } in removed.into_iter().flat_map(|process| process.waiting) {
+            // This fails on a lost card alone, which has lost the message, too.
             let _ = self.discard(&packet, token);
         }
     }
@@ -188,8 +195,8 @@ impl State {
         (process.start == start).then_some(process)
     }
 
-    /// Handles up to `maximum` events, and the messages that waited for them. Returns the number of
-    /// events.
+    /// Handles up to `maximum` events, and passes messages on that waited for them. Returns the
+    /// number of events handled.
     pub(super) fn progress(&mut self, maximum: usize) -> Result<usize, Error> {
         let mut handled = 0;
         while handled < maximum {
@@ -203,27 +210,29 @@ impl State {
             self.mailbox.incarnation().check()?;
             return Ok(0);
         }
-        self.receive_unlisted()?;
-        // Processes in NIC-based mode may have taken the room that these messages wait for.
-        self.flush()?;
+        self.retry_awaiting_list()?;
+        // The firmware may have room for these messages now.
+        self.send_queued()?;
         if self.queue.is_report_due() {
             self.try_command(KernelCommand { kind: kernel_command::TAKE, ..KernelCommand::default() })?;
         }
         Ok(handled)
     }
 
+    /// Handles an event of the kernel's queue.
     fn handle(&mut self, event: &KernelEvent) -> Result<(), Error> {
         match event.kind {
-            kernel_event::MESSAGE => self.arrived(&event.packet, event.token),
-            kernel_event::RECEIVED => self.received(event.token, event.failure),
-            kernel_event::SENT => self.sent(event.token, event.failure),
-            kernel_event::NODE_DOWN => self.node_down(event.token),
+            kernel_event::MESSAGE => self.handle_arrival(&event.packet, event.token),
+            kernel_event::RECEIVED => self.handle_received(event.token, event.failure),
+            kernel_event::SENT => self.handle_sent(event.token, event.failure),
+            // The event has the node's number in the field of the token.
+            kernel_event::NODE_DOWN => self.handle_node_down(event.token),
             _ => Ok(()),
         }
     }
 
-    /// Carries out a call of a process. Returns `None` if process `number` is no longer the one
-    /// that the start number `start` names.
+    /// Carries out a call of a process in host-based mode. Returns `None` if the process with
+    /// number `number` was stopped since its start with number `start`.
     pub(super) fn process_command(
         &mut self,
         number: u16,
@@ -237,15 +246,16 @@ impl State {
 
         // The memory must lie in one region of the process. The events of a queue are written
         // directly, so that it must lie in one buffer of the region, too.
-        let is_usable = matching::memory(command).is_none_or(|(address, length)| {
+        let is_usable = matching::memory_of(command).is_none_or(|memory| {
             let is_queue = command.kind == command::ALLOCATE_QUEUE;
             let is_whole = |region: &Pieces| !is_queue || region.buffers.len() == 1;
-            length == 0 || process.region(address, length).is_some_and(|(region, _)| is_whole(region))
+            memory.length == 0
+                || process.region(memory.start, memory.length).is_some_and(|(region, _)| is_whole(region))
         });
         if !is_usable {
             return Ok(Some(refused(code::SEGMENT_VIOLATION)));
         }
-        Ok(Some(process.matching.command(command)))
+        Ok(Some(process.matching.carry_out(command)))
     }
 
     /// Starts a put or get of a process.
@@ -256,20 +266,20 @@ impl State {
         command: &Command,
     ) -> Result<CommandResult, Error> {
         let Some(process) = self.process(number, start) else { return Ok(refused(code::NO_INTERFACE)) };
-        let begun = Request::from_command(command).and_then(|request| {
+        let started = Request::from_command(command).and_then(|request| {
             if command.kind == command::PUT {
                 process.matching.put(&request)
             } else {
                 process.matching.get(&request)
             }
         });
-        let begun = match begun {
-            Ok(begun) => begun,
+        let started = match started {
+            Ok(started) => started,
             Err(matching::Refusal(code)) => return Ok(refused(code)),
         };
 
-        process.write_events(&begun.events)?;
-        let source = match begun.source {
+        process.write_events(&started.events)?;
+        let source = match started.source {
             matching::Source::None => Source::None,
             matching::Source::Memory(address) => Source::Memory(address),
             matching::Source::Inline(data) => Source::Inline(data),
@@ -277,19 +287,20 @@ impl State {
         self.outbox.push_back(OutgoingMessage {
             process: number,
             start,
-            operation: Some(begun.operation),
+            operation: Some(started.operation),
             ends_only_on_failure: command.kind == command::GET,
-            target: begun.target,
-            kind: begun.kind,
-            header: begun.header,
-            length: begun.length,
+            target: started.target,
+            kind: started.kind,
+            header: started.header,
+            length: started.length,
             source,
         });
-        self.flush()?;
+        self.send_queued()?;
         Ok(CommandResult::default())
     }
 }
 
+/// Returns the result of a command that is refused with one of [`code`].
 fn refused(code: u32) -> CommandResult {
     CommandResult { code, ..CommandResult::default() }
 }

@@ -7,14 +7,14 @@ use nicforge_hwi::seastar::{
 use zerocopy::{FromBytes, transmute};
 
 use super::{
-    Firmware,
-    headers::one_piece,
+    CommandOutcome, Firmware,
+    headers::{Content, one_piece},
     kernel::{self, KernelQueue},
-    node::{Node, write_events},
+    node::{NetworkPosition, Node, write_events},
     outbox::Message,
     pending::{Owner, Quota},
     process::{self, Map, NicBased, Process, client_of, process_of},
-    streams::Reception,
+    streams::{Reception, WaitingMessage},
 };
 use crate::{
     chip::{Chip, Client, Halted, Pieces},
@@ -22,7 +22,7 @@ use crate::{
     matching::{self, Identity, Outgoing, Request, Source},
 };
 
-/// Returns the result of a command with one of [`code`].
+/// Returns the result of a command that is refused with one of [`code`].
 fn refusal(code: u32) -> CommandResult {
     CommandResult { code, ..CommandResult::default() }
 }
@@ -37,7 +37,7 @@ impl Firmware {
     ) -> Result<(), Halted> {
         chip.charge(costs::KERNEL_COMMAND);
         let result = match KernelCommand::read_from_bytes(bytes) {
-            Ok(command) if kernel::has_no_other_fields(&command) => self.carry_out(chip, &command)?,
+            Ok(command) if kernel::unused_fields_are_zero(&command) => self.carry_out(chip, &command)?,
             _ => Err(code::COMMAND_INVALID),
         };
 
@@ -46,25 +46,24 @@ impl Firmware {
         chip.answer(Client(KERNEL), number, result)
     }
 
-    fn carry_out<C: Chip>(
-        &mut self,
-        chip: &mut C,
-        command: &KernelCommand,
-    ) -> Result<Result<(), u32>, Halted> {
+    /// Carries out a well-formed command of the trusted mailbox. `Ok(Err(code))` refuses it.
+    fn carry_out<C: Chip>(&mut self, chip: &mut C, command: &KernelCommand) -> CommandOutcome<()> {
         if command.kind == kernel_command::BOOT {
             return self.boot(chip, command);
         }
         let Some(node) = &mut self.node else { return Ok(Err(code::NO_INTERFACE)) };
-        if let Err(code) = node.kernel.note_taken(command.taken) {
+
+        // Each command also says how many events the kernel has taken from its queue.
+        if let Err(code) = node.kernel.record_taken(command.taken) {
             return Ok(Err(code));
         }
-        node.note_taken();
+        node.retry_kernel_reports();
 
         Ok(match command.kind {
             kernel_command::START_PROCESS => self.start_process(command),
             kernel_command::MAP => node.add_ranges(command),
             kernel_command::STOP_PROCESS => {
-                self.stop(chip, command.process).then_some(()).ok_or(code::PROCESS_INVALID)
+                self.stop_process(chip, command.process).then_some(()).ok_or(code::PROCESS_INVALID)
             }
             kernel_command::SEND => node.send(chip, command),
             kernel_command::RECEIVE => return self.receive(chip, command),
@@ -73,8 +72,8 @@ impl Firmware {
         })
     }
 
-    /// Begins an incarnation of the node.
-    fn boot<C: Chip>(&mut self, chip: &mut C, command: &KernelCommand) -> Result<Result<(), u32>, Halted> {
+    /// Begins an incarnation of the node, with the kernel's event queue at the command's list.
+    fn boot<C: Chip>(&mut self, chip: &mut C, command: &KernelCommand) -> CommandOutcome<()> {
         let queue = match KernelQueue::new(command.list, command.length) {
             Ok(queue) if command.taken == 0 => queue,
             Ok(_) => return Ok(Err(code::SEGMENT_VIOLATION)),
@@ -84,15 +83,16 @@ impl Firmware {
             return Ok(Err(code::COMMAND_INVALID));
         }
 
-        let place = (chip.node(), chip.nodes());
+        let position = NetworkPosition { node: chip.node(), nodes: chip.nodes() };
         let generation = self.generation.wrapping_add(1);
-        let Ok(mut node) = Node::new(self.settings, place, queue, generation, &mut self.scratch) else {
+        let Ok(mut node) = Node::new(self.settings, position, queue, generation, &mut self.scratch) else {
             return Ok(Err(code::NO_SPACE));
         };
-        chip.charge(costs::BOOT_NODE * place.1);
+        chip.charge(costs::BOOT_NODE * position.nodes);
         chip.set_booted(true)?;
 
-        let Some(incarnation) = chip.incarnation(place.0) else {
+        // The chip has numbered the incarnation that began with the call above.
+        let Some(incarnation) = chip.incarnation(position.node) else {
             node.give_back(&mut self.scratch);
             return Ok(Err(code::NO_SPACE));
         };
@@ -102,11 +102,12 @@ impl Firmware {
         Ok(Ok(()))
     }
 
-    /// Lets a process use the network.
+    /// Starts a process in the mode that the command's flags name. From now on it may use the
+    /// network.
     fn start_process(&mut self, command: &KernelCommand) -> Result<(), u32> {
         let Some(node) = &mut self.node else { return Err(code::NO_INTERFACE) };
-        let is_known = command.flags & !(kernel_flag::HOST_BASED | kernel_flag::PERMANENT) == 0;
-        if command.process >= node.limit || !is_known {
+        let has_known_flags = command.flags & !(kernel_flag::HOST_BASED | kernel_flag::PERMANENT) == 0;
+        if command.process >= node.max_processes || !has_known_flags {
             return Err(code::PROCESS_INVALID);
         }
         let slot = node.processes.get_mut(usize::from(command.process)).ok_or(code::PROCESS_INVALID)?;
@@ -129,22 +130,24 @@ impl Firmware {
 
         let mut map = Map::default();
         map.add(client_of(command.process), ranges)?;
-        self.begin_process(command.process, map, is_permanent)
+        self.start_nic_based(command.process, map, is_permanent)
     }
 
-    /// Begins a process in NIC-based mode.
-    fn begin_process(&mut self, process: u16, map: Map, is_permanent: bool) -> Result<(), u32> {
+    /// Starts a process in NIC-based mode. Its tables get an equal share of the free scratch
+    /// memory: what is left is for the processes that have not started.
+    fn start_nic_based(&mut self, process: u16, map: Map, is_permanent: bool) -> Result<(), u32> {
         let Some(node) = &mut self.node else { return Err(code::NO_INTERFACE) };
-        let free = node.processes.iter().take(usize::from(node.limit)).filter(|slot| slot.is_none()).count();
+        let slots = node.processes.iter().take(usize::from(node.max_processes));
+        let shares = slots.filter(|slot| slot.is_none()).count() as u16;
         let identity = Identity { node: node.number, process };
-        let outgoing = process_messages(node.limit);
+        let max_outgoing = process_messages(node.max_processes);
 
         let generation = node.generations.get(usize::from(process)).copied().unwrap_or_default();
-        let mut begun = NicBased::new((identity, generation), map, outgoing, free as u16, &mut self.scratch)
+        let mut started = NicBased::new(identity, generation, map, max_outgoing, shares, &mut self.scratch)
             .map_err(|_| code::NO_SPACE)?;
-        begun.is_permanent = is_permanent;
+        started.is_permanent = is_permanent;
         if let Some(slot) = node.processes.get_mut(usize::from(process)) {
-            *slot = Some(Process::NicBased(begun.into()));
+            *slot = Some(Process::NicBased(started.into()));
         }
         Ok(())
     }
@@ -154,17 +157,18 @@ impl Firmware {
         let nic_based = self.node.as_mut().and_then(|node| node.nic_based(process));
         let permanent_map = nic_based.filter(|ended| ended.is_permanent).map(|ended| ended.map);
 
-        self.stop(chip, process);
+        self.stop_process(chip, process);
         if let Some(map) = permanent_map {
             chip.charge(costs::KERNEL_COMMAND);
-            // The process that has ended leaves room for an equal share.
-            let _ = self.begin_process(process, map, true);
+            // The process that has just ended has left room for the share of its successor.
+            let _ = self.start_nic_based(process, map, true);
         }
     }
 
-    /// Sets the destination of a message for a process in host-based mode.
-    fn receive<C: Chip>(&mut self, chip: &mut C, command: &KernelCommand) -> Result<Result<(), u32>, Halted> {
-        let Some((stream, process, length)) = self.streams.waiting(command.token) else {
+    /// Sets the destination of a message for a process in host-based mode, which waits in its
+    /// stream.
+    fn receive<C: Chip>(&mut self, chip: &mut C, command: &KernelCommand) -> CommandOutcome<()> {
+        let Some(WaitingMessage { stream, process, length }) = self.streams.waiting(command.token) else {
             return Ok(Err(code::TOKEN_INVALID));
         };
         if command.length > length {
@@ -175,6 +179,7 @@ impl Firmware {
             Err(code) => return Ok(Err(code)),
         };
 
+        // The engine need not read a list for no data.
         let pieces = if command.length == 0 { Pieces::None } else { pieces };
         self.streams.set(stream, Reception::Kernel { token: command.token, process, kept: command.length });
         chip.charge(costs::RECEIVE);
@@ -191,11 +196,11 @@ impl Firmware {
         bytes: &[u8; COMMAND_BYTES],
     ) -> Result<(), Halted> {
         chip.charge(costs::COMMAND);
-        // All bytes are a command. A filtered `Option` would be copied twice.
+        // Every bit pattern is a command, so that no result of a conversion has to be copied.
         let command: Command = transmute!(*bytes);
         let result = match (process_of(client), &mut self.node) {
-            _ if !process::has_no_other_fields(&command) => Err(code::COMMAND_INVALID),
-            (Some(process), Some(node)) => node.command(chip, process, &command)?,
+            _ if !process::unused_fields_are_zero(&command) => Err(code::COMMAND_INVALID),
+            (Some(process), Some(node)) => node.carry_out(chip, process, &command)?,
             _ => Err(code::NO_INTERFACE),
         };
 
@@ -205,7 +210,7 @@ impl Firmware {
     }
 }
 
-/// Returns the ranges of an address map in a command.
+/// Returns the ranges that a command adds to an address map.
 fn ranges_of(command: &KernelCommand) -> Result<&[Piece], u32> {
     command.pieces.get(..usize::from(command.count)).ok_or(code::SEGMENT_VIOLATION)
 }
@@ -227,41 +232,43 @@ impl Node {
         if !(message::PUT..=message::PORTALS_ACK).contains(&command.message) {
             return Err(code::COMMAND_INVALID);
         }
-        let pieces = kernel::pieces_of(command, command.length, self.limit + 1)?;
+        let pieces = kernel::pieces_of(command, command.length, self.max_processes + 1)?;
         if !self.has_room_for_kernel(command.node) {
             return Err(code::NO_SPACE);
         }
 
-        let content = (command.message, command.length);
-        let packet = self.packet(command.process, command.target, content, command.header);
+        let target = Identity { node: command.node, process: command.target };
+        let content = Content { kind: command.message, length: command.length };
+        let packet = self.make_packet(command.process, target, content, command.header);
         let owner = Owner::Kernel { token: command.token };
         let message = Message { node: command.node, packet, pieces, owner, quota: Quota::Kernel };
         chip.charge(costs::SUBMIT);
         if !self.outbox.submit(&mut self.pairs, message, chip.now()) {
             return Err(code::NO_SPACE);
         }
+        // The message's end will need a slot of the kernel's event queue.
         self.kernel.reserve();
         Ok(())
     }
 
-    /// Carries out a command of a process.
-    fn command<C: Chip>(
+    /// Carries out a well-formed command of a process. `Ok(Err(code))` refuses it.
+    fn carry_out<C: Chip>(
         &mut self,
         chip: &mut C,
         process: u16,
-        given: &Command,
-    ) -> Result<Result<CommandResult, u32>, Halted> {
-        if matches!(given.kind, command::PUT | command::GET) {
-            return self.start_operation(chip, process, given);
+        command: &Command,
+    ) -> CommandOutcome<CommandResult> {
+        if matches!(command.kind, command::PUT | command::GET) {
+            return self.start_operation(chip, process, command);
         }
         let Some(process) = self.nic_based(process) else { return Ok(Err(code::NO_INTERFACE)) };
 
-        let is_in_map =
-            matching::memory(given).is_none_or(|(start, length)| process.map.contains(start, length));
+        let is_in_map = matching::memory_of(command)
+            .is_none_or(|memory| process.map.contains(memory.start, memory.length));
         if !is_in_map {
             return Ok(Err(code::SEGMENT_VIOLATION));
         }
-        Ok(Ok(process.portals.command(given)))
+        Ok(Ok(process.portals.carry_out(command)))
     }
 
     /// Starts a put or a get. The result's value is the number of further operations for which the
@@ -272,8 +279,8 @@ impl Node {
         chip: &mut C,
         process: u16,
         command: &Command,
-    ) -> Result<Result<CommandResult, u32>, Halted> {
-        let share = process_messages(self.limit);
+    ) -> CommandOutcome<CommandResult> {
+        let share = process_messages(self.max_processes);
         let remaining = share.saturating_sub(self.outbox.quotas.of_process(process));
         let has_room = remaining > 0 && self.outbox.has_room(command.node);
         let nodes = self.nodes;
@@ -289,18 +296,18 @@ impl Node {
             return Ok(Err(code::NO_SPACE));
         }
 
-        let begun = match command.kind {
+        let started = match command.kind {
             command::PUT => nic_based.portals.put(&request),
             _ => nic_based.portals.get(&request),
         };
-        let Outgoing { operation, kind, target, header, length, source, events } = match begun {
+        let Outgoing { operation, kind, target, header, length, source, events } = match started {
             Ok(outgoing) => outgoing,
             Err(refused) => return Ok(Err(refused.0)),
         };
-        let available = nic_based.portals.room_for_operations().min(remaining - 1);
+        let further_operations = nic_based.portals.room_for_operations().min(remaining - 1);
         write_events(chip, process, &events)?;
 
-        let mut packet = self.packet(process, target.process, (kind, length), header);
+        let mut packet = self.make_packet(process, target, Content { kind, length }, header);
         let pieces = match source {
             Source::None => Pieces::None,
             Source::Memory(address) => one_piece(client_of(process), address, length),
@@ -314,6 +321,6 @@ impl Node {
         let message = Message { node: target.node, packet, pieces, owner, quota };
         chip.charge(costs::SUBMIT);
         self.outbox.submit(&mut self.pairs, message, chip.now());
-        Ok(Ok(CommandResult { value: available.into(), ..CommandResult::default() }))
+        Ok(Ok(CommandResult { value: further_operations.into(), ..CommandResult::default() }))
     }
 }

@@ -1,4 +1,7 @@
 //! Arrivals from other nodes: messages, acknowledgements of flow control, ends of streams.
+//!
+//! A *stale* message was meant for another incarnation; an *implicit* one needs no acknowledgement.
+//! A pair of nodes is in the *abnormal state* from a dropped message to its repetition.
 
 use nicforge_hwi::seastar::{
     HeaderPacket, INLINE, KernelEvent, MessageHeader, Piece, TrustedHeader, failure, kernel_event, message,
@@ -6,28 +9,40 @@ use nicforge_hwi::seastar::{
 };
 
 use super::{
-    Firmware,
+    Firmware, NO_FAILURE,
+    kernel::SlotSource,
     node::{Node, write_events},
     outbox::Message,
     pending::{Owner, Quota},
     process::{Process, client_of},
-    streams::{Reception, Streams},
+    streams::{Reception, ReservedAnswer, Streams},
 };
 use crate::{
-    chip::{Channel, Chip, Client, DataEnd, Halted, Incarnation, Pieces, Stream, Transmission, Transmit},
+    chip::{
+        Channel, Chip, Client, Halted, Incarnation, Pieces, Stream, TransferStatus, Transmission, Transmit,
+    },
     costs,
-    matching::{Accepted, Answer, Incoming, OperationHandle, Refused},
+    matching::{Accepted, Answer, DropReason, Identity, Incoming},
     protocol::{self, Reaction, Response, Sequence, WIRE_MODULUS},
 };
 
 /// Whether a message was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Acceptance {
+    /// The message is accepted, and its data are wanted.
     Yes,
     /// No process has a match: the message is accepted, and its data are discarded.
     Unwanted,
     /// A table or queue is full: the message must be sent again.
     Full,
+}
+
+/// Kind of a message that is sent, and the bytes of data that it carries.
+#[derive(Clone, Copy)]
+pub(super) struct Content {
+    /// One of [`message`].
+    pub(super) kind: u8,
+    pub(super) length: u32,
 }
 
 /// Returns the sequence number in a header.
@@ -36,11 +51,12 @@ fn sequence_of(trusted: &TrustedHeader) -> Sequence<WIRE_MODULUS> {
     Sequence::new(trusted.sequence).unwrap_or(Sequence::INITIAL)
 }
 
+/// Returns whether a header has one of [`trusted_flag`].
 fn has_flag(trusted: &TrustedHeader, flag: u8) -> bool {
     trusted.flags & flag != 0
 }
 
-/// Returns one piece of a client's memory.
+/// Returns the pieces of a message that lies in one contiguous range of a client's memory.
 pub(super) fn one_piece(client: Client, address: u64, length: u32) -> Pieces {
     match length {
         0 => Pieces::None,
@@ -50,7 +66,7 @@ pub(super) fn one_piece(client: Client, address: u64, length: u32) -> Pieces {
 
 impl Firmware {
     /// Handles the header of a message.
-    pub(super) fn header<C: Chip>(
+    pub(super) fn handle_header<C: Chip>(
         &mut self,
         chip: &mut C,
         packet: &HeaderPacket,
@@ -61,17 +77,15 @@ impl Firmware {
         let is_for_this_incarnation = self.incarnation() == Some(incarnation);
         if trusted.kind >= message::FIRST_CONTROL {
             if is_for_this_incarnation {
-                self.respond(chip, trusted);
+                self.handle_acknowledgement(chip, trusted);
             }
             return stream.map_or(Ok(()), |stream| self.discard(chip, stream));
         }
 
         chip.charge(costs::HEADER);
         let Some(node) = self.node.as_mut().filter(|_| is_for_this_incarnation) else {
-            if let Some(stream) = stream {
-                self.discard(chip, stream)?;
-            }
-            return self.stale(chip, packet);
+            stream.map_or(Ok(()), |stream| self.discard(chip, stream))?;
+            return self.handle_stale(chip, packet);
         };
         if trusted.source_node >= node.nodes {
             return stream.map_or(Ok(()), |stream| self.discard(chip, stream));
@@ -81,17 +95,23 @@ impl Firmware {
         let sequence = sequence_of(trusted);
         let resynchronizes = has_flag(trusted, trusted_flag::RESYNCHRONIZE);
         let mut receiver = node.pairs.receiver(trusted.source_node);
-        let takes = receiver.takes(sequence, resynchronizes);
-        let acceptance =
-            if takes { node.take(chip, &mut self.streams, packet, stream)? } else { Acceptance::Full };
+        let is_in_sequence = receiver.takes(sequence, resynchronizes);
+        let acceptance = if is_in_sequence {
+            node.accept(chip, &mut self.streams, packet, stream)?
+        } else {
+            Acceptance::Full
+        };
+
         let is_implicit = has_flag(trusted, trusted_flag::IMPLICIT);
         if is_implicit && acceptance == Acceptance::Full {
-            // Its sender does not repeat it, so that the receiver must not expect it.
+            // The sender does not repeat an implicit message. The pair must not enter the abnormal
+            // state, in which the receiver waits for the repetition.
             self.statistics.refused += 1;
             self.statistics.lost += 1;
             return stream.map_or(Ok(()), |stream| self.discard(chip, stream));
         }
-        let judgement = if takes && acceptance == Acceptance::Full {
+        // A message without room is judged like one that the hardware has dropped.
+        let judgement = if is_in_sequence && acceptance == Acceptance::Full {
             receiver.judge_dropped(sequence, resynchronizes)
         } else {
             receiver.judge_header(sequence, resynchronizes)
@@ -107,11 +127,11 @@ impl Firmware {
         if is_implicit {
             return Ok(());
         }
-        self.acknowledge(chip, trusted, judgement.answer, place_in_line)
+        self.send_acknowledgement(chip, trusted, judgement.answer, place_in_line)
     }
 
     /// Handles the header of a message that the hardware has dropped.
-    pub(super) fn dropped<C: Chip>(
+    pub(super) fn handle_dropped<C: Chip>(
         &mut self,
         chip: &mut C,
         packet: &HeaderPacket,
@@ -121,7 +141,7 @@ impl Firmware {
         chip.charge(costs::HEADER);
         let is_for_this_incarnation = self.incarnation() == Some(incarnation);
         let Some(node) = self.node.as_mut().filter(|_| is_for_this_incarnation) else {
-            return self.stale(chip, packet);
+            return self.handle_stale(chip, packet);
         };
         if trusted.source_node >= node.nodes {
             return Ok(());
@@ -129,7 +149,8 @@ impl Firmware {
 
         self.statistics.dropped += 1;
         if has_flag(trusted, trusted_flag::IMPLICIT) {
-            // Firmware without flow control does not repeat it.
+            // Without flow control, messages of all lengths are implicit: the sender does not
+            // repeat this one.
             self.statistics.lost += 1;
             return Ok(());
         }
@@ -138,11 +159,15 @@ impl Firmware {
         let resynchronizes = has_flag(trusted, trusted_flag::RESYNCHRONIZE);
         let judgement = receiver.judge_dropped(sequence_of(trusted), resynchronizes);
         let place_in_line = node.pairs.store(trusted.source_node, receiver, judgement);
-        self.acknowledge(chip, trusted, judgement.answer, place_in_line)
+        self.send_acknowledgement(chip, trusted, judgement.answer, place_in_line)
     }
 
     /// Handles the header of a message for another incarnation of this node, or before its boot.
-    pub(super) fn stale<C: Chip>(&mut self, chip: &mut C, packet: &HeaderPacket) -> Result<(), Halted> {
+    pub(super) fn handle_stale<C: Chip>(
+        &mut self,
+        chip: &mut C,
+        packet: &HeaderPacket,
+    ) -> Result<(), Halted> {
         let trusted = &packet.trusted;
         let needs_answer =
             trusted.kind < message::FIRST_CONTROL && !has_flag(trusted, trusted_flag::IMPLICIT);
@@ -150,46 +175,49 @@ impl Firmware {
         if !needs_answer || trusted.source_node >= chip.nodes() {
             return Ok(());
         }
-        self.acknowledge(chip, trusted, protocol::Answer::PrebootAck, 0)
+        self.send_acknowledgement(chip, trusted, protocol::Answer::PrebootAck, 0)
     }
 
     /// Handles the end of a stream.
-    pub(super) fn received<C: Chip>(
+    pub(super) fn handle_received<C: Chip>(
         &mut self,
         chip: &mut C,
         stream: Stream,
-        end: DataEnd,
+        status: TransferStatus,
     ) -> Result<(), Halted> {
         chip.charge(costs::RECEIVED);
         let reception = self.streams.take(stream);
         let Some(node) = &mut self.node else { return Ok(()) };
-        let reason = match end {
-            DataEnd::Complete => 0,
-            DataEnd::Corrupt | DataEnd::Cut => failure::DATA,
-            DataEnd::MemoryFault => failure::MEMORY,
+        let failure_code = match status {
+            TransferStatus::Complete => NO_FAILURE,
+            TransferStatus::Corrupt | TransferStatus::Cut => failure::DATA,
+            TransferStatus::MemoryFault => failure::MEMORY,
         };
 
         match reception {
             Reception::None | Reception::Orphan => Ok(()),
             Reception::Process { process, operation, answer } => {
-                node.end_operation(chip, process, operation, reason)?;
-                if let Some((answer, target, target_process)) = answer {
+                node.end_operation(chip, process, operation, failure_code)?;
+                if let Some(ReservedAnswer { answer, node: target_node, process: target_process }) = answer {
                     node.outbox.quotas.reserved = node.outbox.quotas.reserved.saturating_sub(1);
-                    if reason == 0 {
-                        node.acknowledge_put(chip, process, &answer, (target, target_process));
+                    if failure_code == NO_FAILURE {
+                        let target = Identity { node: target_node, process: target_process };
+                        node.send_put_acknowledgement(chip, process, &answer, target);
                     }
                 }
                 Ok(())
             }
-            Reception::Waiting { token, .. } => node.tell_received(chip, token, 0, failure::DATA),
+            // The kernel has not set a destination, so that no data were kept.
+            Reception::Waiting { token, .. } => node.report_data_end(chip, token, 0, failure::DATA),
             Reception::Kernel { token, kept, .. } => {
-                node.tell_received(chip, token, if reason == 0 { kept } else { 0 }, reason)
+                let moved = if failure_code == NO_FAILURE { kept } else { 0 };
+                node.report_data_end(chip, token, moved, failure_code)
             }
         }
     }
 
     /// Handles an acknowledgement of flow control.
-    fn respond<C: Chip>(&mut self, chip: &mut C, trusted: &TrustedHeader) {
+    fn handle_acknowledgement<C: Chip>(&mut self, chip: &mut C, trusted: &TrustedHeader) {
         let response = match trusted.kind {
             message::ACK => Response::Ack,
             message::NACK => Response::Nack,
@@ -200,13 +228,15 @@ impl Firmware {
         let Some(node) = &mut self.node else { return };
 
         chip.charge(costs::ACKNOWLEDGEMENT);
-        let response = (response, trusted.length);
-        let reaction = node.outbox.respond(trusted.source_node, response, sequence_of(trusted), chip.now());
+        // A negative acknowledgement carries the sender's place in line in the field of the length.
+        let place_in_line = trusted.length;
+        let (source, sequence) = (trusted.source_node, sequence_of(trusted));
+        let reaction = node.outbox.respond(source, response, place_in_line, sequence, chip.now());
         self.statistics.repetitions += u64::from(reaction == Reaction::Repeat);
     }
 
-    /// Sends an acknowledgement of flow control.
-    fn acknowledge<C: Chip>(
+    /// Sends the acknowledgement of flow control for the message with header `trusted`.
+    fn send_acknowledgement<C: Chip>(
         &mut self,
         chip: &mut C,
         trusted: &TrustedHeader,
@@ -229,6 +259,7 @@ impl Firmware {
 
         chip.charge(costs::SEND_ACKNOWLEDGEMENT);
         chip.transmit(&Transmit {
+            // No event reports the end of a control message, so that it needs no name.
             name: Transmission(u32::MAX),
             target: trusted.source_node,
             target_incarnation: chip.incarnation(trusted.source_node).unwrap_or(Incarnation(0)),
@@ -241,7 +272,7 @@ impl Firmware {
 
 impl Node {
     /// Accepts a message, unless a table or queue is full.
-    fn take<C: Chip>(
+    fn accept<C: Chip>(
         &mut self,
         chip: &mut C,
         streams: &mut Streams,
@@ -250,20 +281,22 @@ impl Node {
     ) -> Result<Acceptance, Halted> {
         let kind = packet.trusted.kind;
         if !(message::PUT..=message::PORTALS_ACK).contains(&kind) {
-            // A void message keeps the place of one whose process has ended.
+            // A void message stands for one whose process has ended: it only uses up a sequence
+            // number.
             let is_void = kind == message::VOID && stream.is_none();
             return Ok(if is_void { Acceptance::Yes } else { Acceptance::Unwanted });
         }
 
         match self.processes.get(usize::from(packet.trusted.target_process)) {
-            Some(Some(Process::HostBased)) => self.take_for_kernel(chip, streams, packet, stream),
-            Some(Some(Process::NicBased(_))) => self.take_for_process(chip, streams, packet, stream),
+            Some(Some(Process::HostBased)) => self.report_arrival(chip, streams, packet, stream),
+            Some(Some(Process::NicBased(_))) => self.match_message(chip, streams, packet, stream),
             Some(None) | None => Ok(Acceptance::Unwanted),
         }
     }
 
-    /// Reports a message for a process in host-based mode to the kernel.
-    fn take_for_kernel<C: Chip>(
+    /// Accepts a message for a process in host-based mode: reports it to the kernel, if its event
+    /// queue has room for that and for the end of the data.
+    fn report_arrival<C: Chip>(
         &mut self,
         chip: &mut C,
         streams: &mut Streams,
@@ -274,7 +307,7 @@ impl Node {
             return Ok(Acceptance::Full);
         }
 
-        let token = streams.name(stream);
+        let token = streams.new_token(stream);
         let TrustedHeader { length, target_process: process, .. } = packet.trusted;
         if let Some(stream) = stream {
             self.kernel.reserve();
@@ -285,16 +318,17 @@ impl Node {
             packet: *packet,
             token,
             moved: if stream.is_none() { length } else { 0 },
-            failure: if has_fault { failure::DATA } else { 0 },
+            failure: if has_fault { failure::DATA } else { NO_FAILURE },
             kind: kernel_event::MESSAGE,
             ..KernelEvent::default()
         };
-        self.tell_kernel(chip, event, false)?;
+        self.post_kernel_event(chip, event, SlotSource::Free)?;
         Ok(Acceptance::Yes)
     }
 
-    /// Reports to the kernel that the data of a message are in memory.
-    fn tell_received<C: Chip>(
+    /// Reports to the kernel that the data of a message have been received: `moved` bytes of them
+    /// are in memory.
+    fn report_data_end<C: Chip>(
         &mut self,
         chip: &mut C,
         token: u32,
@@ -303,11 +337,12 @@ impl Node {
     ) -> Result<(), Halted> {
         let event =
             KernelEvent { token, moved, failure, kind: kernel_event::RECEIVED, ..KernelEvent::default() };
-        self.tell_kernel(chip, event, true)
+        self.post_kernel_event(chip, event, SlotSource::Reserved)
     }
 
-    /// Matches a message for a process in NIC-based mode.
-    fn take_for_process<C: Chip>(
+    /// Accepts a message for a process in NIC-based mode, if a descriptor matches it: begins the
+    /// operation, and moves the data of a put or reply or sends the reply to a get.
+    fn match_message<C: Chip>(
         &mut self,
         chip: &mut C,
         streams: &mut Streams,
@@ -336,39 +371,41 @@ impl Node {
 
         let accepted = match incoming {
             Incoming::Accepted(accepted) => accepted,
-            Incoming::Dropped(drop) => {
-                chip.charge(costs::MATCH_ENTRY * drop.traversed);
-                return Ok(if drop.reason == Refused::Busy {
-                    Acceptance::Full
-                } else {
-                    Acceptance::Unwanted
-                });
+            Incoming::Dropped(dropped) => {
+                chip.charge(costs::MATCH_ENTRY * dropped.traversed);
+                let is_busy = dropped.reason == DropReason::Busy;
+                return Ok(if is_busy { Acceptance::Full } else { Acceptance::Unwanted });
             }
         };
         chip.charge(costs::MATCH_ENTRY * accepted.traversed);
         write_events(chip, process, &accepted.events)?;
         if trusted.kind == message::GET {
-            self.reply(chip, process, &accepted, trusted)?;
+            self.send_reply(chip, process, &accepted, trusted)?;
+            // A get carries no data: those of a malformed one are discarded.
             return Ok(if stream.is_none() { Acceptance::Yes } else { Acceptance::Unwanted });
         }
 
         match stream {
             Some(stream) => {
-                let answer =
-                    accepted.answer.map(|answer| (answer, trusted.source_node, trusted.source_process));
+                // The put's acknowledgement is sent when the data are in memory.
+                let answer = accepted.answer.map(|answer| ReservedAnswer {
+                    answer,
+                    node: trusted.source_node,
+                    process: trusted.source_process,
+                });
                 self.outbox.quotas.reserved += u16::from(answer.is_some());
                 streams.set(stream, Reception::Process { process, operation: accepted.operation, answer });
                 let pieces = one_piece(client_of(process), accepted.address, accepted.length);
                 chip.charge(costs::RECEIVE);
                 chip.receive(stream, accepted.length, pieces)?;
             }
-            None => self.deposit(chip, process, &accepted, packet)?,
+            None => self.deposit_inline(chip, process, &accepted, packet)?,
         }
         Ok(Acceptance::Yes)
     }
 
     /// Writes the data of a header packet to a process's memory, and ends the operation.
-    fn deposit<C: Chip>(
+    fn deposit_inline<C: Chip>(
         &mut self,
         chip: &mut C,
         process: u16,
@@ -383,17 +420,17 @@ impl Node {
             chip.write_host(client_of(process), accepted.address, data)?;
         }
 
-        let reason = if has_fault { failure::DATA } else { 0 };
-        self.end_operation(chip, process, accepted.operation, reason)?;
+        let failure_code = if has_fault { failure::DATA } else { NO_FAILURE };
+        self.end_operation(chip, process, accepted.operation, failure_code)?;
         if let Some(answer) = accepted.answer.filter(|_| !has_fault) {
-            let target = (trusted.source_node, trusted.source_process);
-            self.acknowledge_put(chip, process, &answer, target);
+            let target = Identity { node: trusted.source_node, process: trusted.source_process };
+            self.send_put_acknowledgement(chip, process, &answer, target);
         }
         Ok(())
     }
 
     /// Sends the reply to a get.
-    fn reply<C: Chip>(
+    fn send_reply<C: Chip>(
         &mut self,
         chip: &mut C,
         process: u16,
@@ -401,21 +438,26 @@ impl Node {
         get: &TrustedHeader,
     ) -> Result<(), Halted> {
         let Some(answer) = accepted.answer else { return Ok(()) };
-        let operation: OperationHandle = accepted.operation;
-        let owner = Owner::Operation { process, operation };
+        let owner = Owner::Operation { process, operation: accepted.operation };
         let pieces = one_piece(client_of(process), accepted.address, answer.length);
-        let target = (get.source_node, get.source_process);
+        let target = Identity { node: get.source_node, process: get.source_process };
 
-        if self.send_answer(chip, process, &answer, target, (owner, pieces)) {
+        if self.send_answer(chip, process, &answer, target, owner, pieces) {
             return Ok(());
         }
-        self.end_operation(chip, process, operation, failure::NODE)
+        self.end_operation(chip, process, accepted.operation, failure::NODE)
     }
 
     /// Sends the Portals acknowledgement of a put. The caller has reserved space for it.
-    fn acknowledge_put<C: Chip>(&mut self, chip: &mut C, process: u16, answer: &Answer, target: (u32, u16)) {
+    fn send_put_acknowledgement<C: Chip>(
+        &mut self,
+        chip: &mut C,
+        process: u16,
+        answer: &Answer,
+        target: Identity,
+    ) {
         let owner = Owner::Acknowledgement { process };
-        self.send_answer(chip, process, answer, target, (owner, Pieces::None));
+        self.send_answer(chip, process, answer, target, owner, Pieces::None);
     }
 
     /// Puts an answer at the end of the send queue of its node. Returns whether there was space.
@@ -424,27 +466,30 @@ impl Node {
         chip: &mut C,
         process: u16,
         answer: &Answer,
-        (node, target_process): (u32, u16),
-        (owner, pieces): (Owner, Pieces),
+        target: Identity,
+        owner: Owner,
+        pieces: Pieces,
     ) -> bool {
-        let packet = self.packet(process, target_process, (answer.kind, answer.length), answer.header);
-        let message = Message { node, packet, pieces, owner, quota: Quota::Answer };
+        let content = Content { kind: answer.kind, length: answer.length };
+        let packet = self.make_packet(process, target, content, answer.header);
+        let message = Message { node: target.node, packet, pieces, owner, quota: Quota::Answer };
         chip.charge(costs::SUBMIT);
         self.outbox.submit(&mut self.pairs, message, chip.now())
     }
 
-    /// Makes a header packet, whose trusted part names this node.
-    pub(super) fn packet(
+    /// Makes the header packet of a message from a process of this node. Its sequence number and
+    /// flags are set when it is sent.
+    pub(super) fn make_packet(
         &self,
         process: u16,
-        target_process: u16,
-        (kind, length): (u8, u32),
+        target: Identity,
+        Content { kind, length }: Content,
         header: MessageHeader,
     ) -> HeaderPacket {
         let trusted = TrustedHeader {
             source_node: self.number,
             source_process: process,
-            target_process,
+            target_process: target.process,
             length,
             kind,
             ..TrustedHeader::default()

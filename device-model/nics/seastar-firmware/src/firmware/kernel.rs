@@ -12,7 +12,8 @@ const ARRIVAL: u32 = 2;
 /// Smallest number of slots: a message that is sent needs one besides those of an arrival.
 const MIN_EVENTS: u32 = (ARRIVAL + 1).next_power_of_two();
 
-/// The kernel's event queue. An event that will follow has its place from the start on.
+/// The kernel's event queue. A slot is reserved for each event that will report the end of a
+/// message that was sent or that is being received, so that the event always has room.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KernelQueue {
     start: u64,
@@ -23,6 +24,23 @@ pub(super) struct KernelQueue {
     taken: u32,
     /// Events that will follow.
     reserved: u32,
+}
+
+/// Where the slot of a new event comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SlotSource {
+    /// It was reserved when the operation began that now ends.
+    Reserved,
+    /// It is free: the event reports something new.
+    Free,
+}
+
+/// The slot of an event in the kernel's memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KernelSlot {
+    pub(super) address: u64,
+    /// Number of the event, from 1, modulo 2^32.
+    pub(super) number: u32,
 }
 
 impl KernelQueue {
@@ -39,8 +57,9 @@ impl KernelQueue {
         Ok(Self { start, events, written: 0, taken: 0, reserved: 0 })
     }
 
-    /// Records how many events the kernel has consumed. An impossible number is refused.
-    pub(super) fn note_taken(&mut self, taken: u16) -> Result<(), u32> {
+    /// Records that the kernel has taken `taken` events in all, modulo 2^16. A number that is
+    /// larger than that of the events written is refused.
+    pub(super) fn record_taken(&mut self, taken: u16) -> Result<(), u32> {
         let more = u32::from(taken.wrapping_sub(self.taken as u16));
         if more > self.written.wrapping_sub(self.taken) {
             return Err(code::SEGMENT_VIOLATION);
@@ -71,21 +90,21 @@ impl KernelQueue {
         self.reserved = self.reserved.saturating_sub(events);
     }
 
-    /// Returns the address and the number of the next event. `was_reserved` says whether a slot was
-    /// reserved for it.
-    pub(super) fn advance(&mut self, was_reserved: bool) -> (u64, u32) {
+    /// Takes the slot of the next event, from the reserved ones or from the free ones.
+    pub(super) fn take_slot(&mut self, source: SlotSource) -> KernelSlot {
         let slot = u64::from(self.written & (self.events - 1));
         self.written = self.written.wrapping_add(1);
-        self.reserved = self.reserved.saturating_sub(u32::from(was_reserved));
-        (self.start + slot * size_of::<KernelEvent>() as u64, self.written)
+        self.reserved = self.reserved.saturating_sub(u32::from(source == SlotSource::Reserved));
+        KernelSlot { address: self.start + slot * size_of::<KernelEvent>() as u64, number: self.written }
     }
 }
 
-/// Returns whether all fields that a command does not use are zero.
-pub(super) fn has_no_other_fields(command: &KernelCommand) -> bool {
+/// Returns whether all fields that a command does not use are zero: it clears those that the
+/// command's kind uses, and looks at the rest.
+pub(super) fn unused_fields_are_zero(command: &KernelCommand) -> bool {
     let mut rest = *command;
     rest.taken = 0;
-    let pieces = |rest: &mut KernelCommand| {
+    let clear_pieces = |rest: &mut KernelCommand| {
         rest.count = 0;
         rest.pieces = [Piece::default(); PIECES];
     };
@@ -98,11 +117,11 @@ pub(super) fn has_no_other_fields(command: &KernelCommand) -> bool {
         kernel_command::START_PROCESS => {
             rest.process = 0;
             rest.flags = 0;
-            pieces(&mut rest);
+            clear_pieces(&mut rest);
         }
         kernel_command::MAP => {
             rest.process = 0;
-            pieces(&mut rest);
+            clear_pieces(&mut rest);
         }
         kernel_command::STOP_PROCESS => rest.process = 0,
         kernel_command::SEND => {
@@ -114,13 +133,13 @@ pub(super) fn has_no_other_fields(command: &KernelCommand) -> bool {
             rest.length = 0;
             rest.header = MessageHeader::default();
             rest.list = 0;
-            pieces(&mut rest);
+            clear_pieces(&mut rest);
         }
         kernel_command::RECEIVE => {
             rest.token = 0;
             rest.length = 0;
             rest.list = 0;
-            pieces(&mut rest);
+            clear_pieces(&mut rest);
         }
         kernel_command::TAKE => {}
         _ => return false,
@@ -128,9 +147,12 @@ pub(super) fn has_no_other_fields(command: &KernelCommand) -> bool {
     rest == KernelCommand { kind: command.kind, ..KernelCommand::default() }
 }
 
-/// Returns the pieces of a command, which must hold `length` bytes together. `clients` is the
-/// number of attachments. The DMA engine inspects a list itself when it reads it.
-pub(super) fn pieces_of(command: &KernelCommand, length: u32, clients: u16) -> Result<Pieces, u32> {
+/// Returns the pieces of a command, which must hold `length` bytes together. Each lies in the
+/// memory of one of the first `attachments` attachments.
+///
+/// More than [`PIECES`] pieces are in a list in the kernel's memory. The DMA engine inspects them
+/// when it reads the list.
+pub(super) fn pieces_of(command: &KernelCommand, length: u32, attachments: u16) -> Result<Pieces, u32> {
     let count = usize::from(command.count);
     if length > MAX_MESSAGE || count > MAX_PIECES {
         return Err(code::SEGMENT_VIOLATION);
@@ -141,7 +163,7 @@ pub(super) fn pieces_of(command: &KernelCommand, length: u32, clients: u16) -> R
 
     let pieces = command.pieces.get(..count).ok_or(code::SEGMENT_VIOLATION)?;
     let is_good = |piece: &Piece| {
-        piece.attachment < clients
+        piece.attachment < attachments
             && piece.reserved == 0
             && piece.address.checked_add(u64::from(piece.length)).is_some()
     };
@@ -160,6 +182,12 @@ pub(super) fn pieces_of(command: &KernelCommand, length: u32, clients: u16) -> R
 mod tests {
     use super::*;
 
+    /// Takes a slot, and returns the address and the number of its event.
+    fn take_slot(queue: &mut KernelQueue, source: SlotSource) -> (u64, u32) {
+        let KernelSlot { address, number } = queue.take_slot(source);
+        (address, number)
+    }
+
     #[test]
     fn reserved_slots_are_kept_for_their_events() {
         let mut queue = KernelQueue::new(0x1000, 4).unwrap();
@@ -169,12 +197,12 @@ mod tests {
         assert!(queue.has_room(2));
         assert!(!queue.has_room(3) && !queue.has_room_to_send());
 
-        assert_eq!(queue.advance(false), (0x1000, 1));
+        assert_eq!(take_slot(&mut queue, SlotSource::Free), (0x1000, 1));
         assert!(!queue.has_room(2));
-        assert_eq!(queue.note_taken(1), Ok(()));
+        assert_eq!(queue.record_taken(1), Ok(()));
         assert!(queue.has_room(2));
-        assert_eq!(queue.advance(true), (0x1080, 2));
-        assert_eq!(queue.note_taken(3), Err(code::SEGMENT_VIOLATION));
+        assert_eq!(take_slot(&mut queue, SlotSource::Reserved), (0x1080, 2));
+        assert_eq!(queue.record_taken(3), Err(code::SEGMENT_VIOLATION));
     }
 
     #[test]

@@ -6,8 +6,9 @@
 //!                            +--> ends ------> events of processes and of the kernel
 //! ```
 //!
-//! A poll handles one event and at most `STEPS` pieces of other work. So reception never waits
-//! for transmission, and long work, such as failing a thousand messages, extends over many polls.
+//! A poll handles one event and at most `STEPS_PER_POLL` pieces of other work. So reception never
+//! waits for transmission, and long work, such as failing a thousand messages, extends over many
+//! polls.
 
 mod commands;
 mod headers;
@@ -23,19 +24,25 @@ use nicforge_hwi::seastar::{DEFAULT_PROCESSES, KERNEL, MAX_PROCESSES};
 
 use self::{node::Node, streams::Streams};
 use crate::{
-    chip::{Chip, Client, DataEnd, Event, Halted, Incarnation, Polled, Program, Stream, Transmission},
+    chip::{
+        Chip, Client, Event, Halted, Incarnation, Pieces, Polled, Program, Stream, TransferStatus,
+        Transmission,
+    },
     costs,
     scratch::{MAILBOX, Scratch},
 };
 
-/// Pieces of work of a poll, besides its event.
-const STEPS: usize = 2;
-/// Streams without a destination that are discarded in a poll.
-const DISCARDS: usize = 4;
+/// Steps of the outbox that a poll makes, besides handling its event.
+const STEPS_PER_POLL: usize = 2;
+/// Maximum number of streams without a destination that a poll discards.
+const DISCARDS_PER_POLL: usize = 4;
+/// Failure code of an event whose operation has succeeded, beside those of
+/// [`nicforge_hwi::seastar::failure`].
+const NO_FAILURE: u16 = 0;
 /// The default time after which a silent node is taken to be off.
 pub const TIMEOUT_NS: u64 = 10_000_000_000;
 
-/// Choices of a machine for a firmware.
+/// Settings of the firmware, which a machine chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Number of processes that the node can have, at most [`MAX_PROCESSES`].
@@ -90,6 +97,10 @@ pub struct Statistics {
     pub timeouts: u64,
 }
 
+/// Result of carrying out a command. The inner error is the [`nicforge_hwi::seastar::code`] with
+/// which the command is refused; the outer one tells that the firmware is halted.
+type CommandOutcome<T> = Result<Result<T, u32>, Halted>;
+
 /// The firmware of a SeaStar.
 pub struct Firmware {
     settings: Settings,
@@ -99,9 +110,9 @@ pub struct Firmware {
     node: Option<Node>,
     /// Number of boots, modulo 2^16.
     generation: u16,
-    /// Messages on the data channel in the transmit DMA engine.
+    /// Number of messages on the data channel in the transmit DMA engine.
     in_engine: u16,
-    /// Time for which the chip's timer is set.
+    /// Time for which the chip's timer is set, if it is set.
     timer: Option<u64>,
     statistics: Statistics,
 }
@@ -156,10 +167,11 @@ impl Firmware {
         self.node.is_some()
     }
 
+    /// Handles an event of the chip.
     fn handle<C: Chip>(&mut self, chip: &mut C, event: &Event) -> Result<(), Halted> {
         match event {
             Event::Attached { .. } => {}
-            Event::Detached { client, .. } => return self.detached(chip, *client),
+            Event::Detached { client, .. } => return self.handle_detached(chip, *client),
             Event::Command { client: Client(KERNEL), number, bytes } => {
                 return self.kernel_command(chip, *number, bytes);
             }
@@ -167,17 +179,17 @@ impl Firmware {
                 return self.process_command(chip, *client, *number, bytes);
             }
             Event::Header { packet, incarnation, stream } => {
-                return self.header(chip, packet, *incarnation, *stream);
+                return self.handle_header(chip, packet, *incarnation, *stream);
             }
-            Event::Dropped { packet, incarnation } => return self.dropped(chip, packet, *incarnation),
-            Event::Stale { packet } => return self.stale(chip, packet),
-            Event::Received { stream, end } => return self.received(chip, *stream, *end),
+            Event::Dropped { packet, incarnation } => return self.handle_dropped(chip, packet, *incarnation),
+            Event::Stale { packet } => return self.handle_stale(chip, packet),
+            Event::Received { stream, status } => return self.handle_received(chip, *stream, *status),
 
-            // The work that these cause is done in this poll and later ones.
-            Event::Transmitted { names, end } => self.transmitted(chip, names.names(), *end),
+            // The work that these events cause is deferred: see `do_deferred_work`.
+            Event::Transmitted { names, status } => self.handle_transmitted(chip, names.names(), *status),
             Event::NodeDown { node } => {
                 if let Some(local) = &mut self.node {
-                    local.node_down(*node);
+                    local.record_node_down(*node);
                 }
             }
             Event::Timer => {
@@ -191,19 +203,24 @@ impl Firmware {
     }
 
     /// Handles messages that the transmit DMA engine has finished, or given up.
-    fn transmitted<C: Chip>(&mut self, chip: &mut C, transmissions: &[Transmission], end: DataEnd) {
+    fn handle_transmitted<C: Chip>(
+        &mut self,
+        chip: &mut C,
+        transmissions: &[Transmission],
+        status: TransferStatus,
+    ) {
         for &transmission in transmissions {
             chip.charge(costs::TRANSMITTED);
             self.in_engine = self.in_engine.saturating_sub(1);
             if let Some(node) = &mut self.node {
-                node.outbox.transmitted(transmission, end, chip.now());
+                node.outbox.transmitted(transmission, status, chip.now());
                 node.outbox.resume_stalled_queue();
             }
         }
     }
 
     /// Ends the process and the streams of a client that has detached.
-    fn detached<C: Chip>(&mut self, chip: &mut C, client: Client) -> Result<(), Halted> {
+    fn handle_detached<C: Chip>(&mut self, chip: &mut C, client: Client) -> Result<(), Halted> {
         if client.0 == KERNEL {
             return self.end_incarnation(chip);
         }
@@ -213,7 +230,8 @@ impl Firmware {
         Ok(())
     }
 
-    /// Ends the incarnation of the node, and forgets its messages: their owners end with it.
+    /// Ends the incarnation of the node. Its messages are forgotten, because the processes that
+    /// sent them end with it.
     fn end_incarnation<C: Chip>(&mut self, chip: &mut C) -> Result<(), Halted> {
         let Some(node) = self.node.take() else { return Ok(()) };
         node.give_back(&mut self.scratch);
@@ -222,9 +240,9 @@ impl Firmware {
         chip.set_booted(false)
     }
 
-    /// Discards streams that have lost their process before they had a destination.
+    /// Discards the data of streams whose process has ended before the kernel set a destination.
     fn discard_streams<C: Chip>(&mut self, chip: &mut C) -> Result<(), Halted> {
-        for _ in 0..DISCARDS {
+        for _ in 0..DISCARDS_PER_POLL {
             let Some(stream) = self.streams.take_orphan() else { break };
             self.discard(chip, stream)?;
         }
@@ -234,7 +252,7 @@ impl Firmware {
     /// Discards the data of a stream.
     fn discard<C: Chip>(&mut self, chip: &mut C, stream: Stream) -> Result<(), Halted> {
         chip.charge(costs::RECEIVE);
-        chip.receive(stream, 0, crate::chip::Pieces::None)
+        chip.receive(stream, 0, Pieces::None)
     }
 
     /// Sets the chip's timer to the next time at which the firmware has work.
@@ -254,7 +272,7 @@ impl Firmware {
         self.streams.has_orphan() || self.node.as_ref().is_some_and(|node| node.has_work(now))
     }
 
-    /// Returns the incarnation of this node.
+    /// Returns the incarnation of this node, if it has booted.
     fn incarnation(&self) -> Option<Incarnation> {
         self.node.as_ref().map(|node| node.incarnation)
     }
@@ -305,7 +323,7 @@ impl Program for Firmware {
         if self.streams.has_orphan() {
             self.discard_streams(chip)?;
         } else {
-            self.work(chip)?;
+            self.do_deferred_work(chip)?;
         }
         self.set_timer(chip)?;
         Ok(Polled::Busy)

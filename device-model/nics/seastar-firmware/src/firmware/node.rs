@@ -7,8 +7,8 @@ use nicforge_hwi::seastar::{
 use zerocopy::IntoBytes;
 
 use super::{
-    Firmware, STEPS, Settings,
-    kernel::KernelQueue,
+    Firmware, NO_FAILURE, STEPS_PER_POLL, Settings,
+    kernel::{KernelQueue, KernelSlot, SlotSource},
     outbox::{Ended, Outbox, Work},
     pairs::{Bits, Pairs},
     pending::Owner,
@@ -22,67 +22,86 @@ use crate::{
     scratch::{NoSpace, Scratch},
 };
 
-/// Replies and Portals acknowledgements that can be in flight or promised.
-const ANSWERS: u16 = 64;
-/// Words of bits that a poll looks at for nodes whose life has ended.
-const WORDS: usize = 32;
+/// Maximum number of replies and Portals acknowledgements that are in flight or have space
+/// reserved.
+const MAX_ANSWERS: u16 = 64;
+/// Words of [`DownNodes::unreported`] that a poll searches.
+const WORDS_PER_POLL: usize = 32;
+
+/// A node's position in its network.
+#[derive(Clone, Copy)]
+pub(super) struct NetworkPosition {
+    /// Number of the node.
+    pub(super) node: u32,
+    /// Number of nodes of the network.
+    pub(super) nodes: u32,
+}
 
 /// The state of a node's incarnation.
 pub(super) struct Node {
     pub(super) incarnation: Incarnation,
-    /// Number of this node, and of all.
+    /// Number of this node.
     pub(super) number: u32,
+    /// Number of nodes of the network.
     pub(super) nodes: u32,
     /// Number of processes that the node can have.
-    pub(super) limit: u16,
+    pub(super) max_processes: u16,
+    /// The kernel's event queue.
     pub(super) kernel: KernelQueue,
     pub(super) processes: [Option<Process>; MAX_PROCESSES as usize],
     /// Generation with which each process begins when it is started again.
     pub(super) generations: [u16; MAX_PROCESSES as usize],
     pub(super) pairs: Pairs,
     pub(super) outbox: Outbox,
-    downs: Downs,
+    down_nodes: DownNodes,
     /// Bytes of scratch memory that were taken at boot.
     bytes: usize,
 }
 
-/// Ends of other nodes' incarnations that have to be shown to processes and to the kernel.
-struct Downs {
-    /// Processes in NIC-based mode may have gets that have lost their reply.
+/// Other nodes whose incarnation has ended, as long as processes or the kernel do not know it.
+struct DownNodes {
+    /// Processes in NIC-based mode may have gets to which no reply comes.
     has_lost_gets: bool,
-    /// Nodes of which the kernel must be told, and their number.
-    nodes: Bits,
-    count: u32,
-    /// The word at which the search continues.
-    word: usize,
-    /// The kernel must be told of a node, and its queue is full.
+    /// Nodes whose end has not been reported to the kernel.
+    unreported: Bits,
+    /// Number of bits set in `unreported`.
+    unreported_count: u32,
+    /// The word of `unreported` at which the search continues.
+    next_word: usize,
+    /// A report has to wait, because the kernel's event queue is full.
     is_blocked: bool,
 }
 
-/// Consequence of the end of a node's incarnation.
-enum Lost {
-    /// This get of a process has no reply any more.
-    Get(u16, OperationHandle),
-    /// The kernel must be told: it may have such gets for processes in host-based mode.
-    Kernel(u32),
+/// The next step of a poll because the incarnation of another node has ended.
+enum DownAction {
+    /// End a get of a process, because no reply comes to it.
+    EndGet { process: u16, operation: OperationHandle },
+    /// Report the node to the kernel, which may have such gets for processes in host-based mode.
+    ReportToKernel { node: u32 },
 }
 
 impl Node {
     /// Allocates the state of an incarnation.
     pub(super) fn new(
         settings: Settings,
-        (number, nodes): (u32, u32),
+        NetworkPosition { node: number, nodes }: NetworkPosition,
         kernel: KernelQueue,
         generation: u16,
         scratch: &mut Scratch,
     ) -> Result<Self, NoSpace> {
         let mut rest = *scratch;
         let pairs = Pairs::new(nodes, &mut rest)?;
-        let nodes_down = Bits::new(nodes);
-        let downs = Downs { has_lost_gets: false, nodes: nodes_down, count: 0, word: 0, is_blocked: false };
+        let down_nodes = DownNodes {
+            has_lost_gets: false,
+            unreported: Bits::new(nodes),
+            unreported_count: 0,
+            next_word: 0,
+            is_blocked: false,
+        };
         rest.take((nodes as usize).div_ceil(8))?;
-        let share = process_messages(settings.processes) * settings.processes;
-        let outbox = Outbox::new(KERNEL_MESSAGES + ANSWERS + share, settings, generation, &mut rest)?;
+        let all_processes = process_messages(settings.processes) * settings.processes;
+        let outbox =
+            Outbox::new(KERNEL_MESSAGES + MAX_ANSWERS + all_processes, settings, generation, &mut rest)?;
 
         let bytes = (scratch.free() - rest.free()) as usize;
         *scratch = rest;
@@ -90,13 +109,13 @@ impl Node {
             incarnation: Incarnation(0),
             number,
             nodes,
-            limit: settings.processes,
+            max_processes: settings.processes,
             kernel,
             processes: [const { None }; MAX_PROCESSES as usize],
             generations: [1; MAX_PROCESSES as usize],
             pairs,
             outbox,
-            downs,
+            down_nodes,
             bytes,
         })
     }
@@ -107,7 +126,8 @@ impl Node {
         scratch.give_back(self.bytes + processes);
     }
 
-    /// Returns whether the kernel can send a message to a node, and be told of its end.
+    /// Returns whether there is space for a message of the kernel to a node, and for the event that
+    /// will report its end.
     pub(super) fn has_room_for_kernel(&self, node: u32) -> bool {
         self.outbox.quotas.kernel < KERNEL_MESSAGES
             && self.kernel.has_room_to_send()
@@ -117,7 +137,7 @@ impl Node {
     /// Returns whether space for an answer to a node can be reserved.
     pub(super) fn has_room_for_answer(&self, node: u32) -> bool {
         let quotas = self.outbox.quotas;
-        quotas.answers + quotas.reserved < ANSWERS && self.outbox.has_room(node)
+        quotas.answers + quotas.reserved < MAX_ANSWERS && self.outbox.has_room(node)
     }
 
     /// Returns a process in NIC-based mode.
@@ -129,97 +149,105 @@ impl Node {
     }
 
     /// Records that an incarnation of another node has ended.
-    pub(super) fn node_down(&mut self, node: u32) {
+    pub(super) fn record_node_down(&mut self, node: u32) {
         self.outbox.fail_all(node);
         self.pairs.forget(node);
-        self.fail_gets(node);
+        self.lose_gets(node);
     }
 
-    /// Lets all gets fail that wait for a reply of a node.
-    fn fail_gets(&mut self, node: u32) {
+    /// Marks the gets that wait for a reply from a node as lost, and notes the node for a report to
+    /// the kernel. Later polls end the gets and make the report.
+    fn lose_gets(&mut self, node: u32) {
         for process in self.processes.iter_mut().flatten() {
             if let Process::NicBased(process) = process {
-                self.downs.has_lost_gets |= process.portals.lose_gets(node);
+                self.down_nodes.has_lost_gets |= process.portals.lose_gets(node);
             }
         }
-        if node < self.nodes && !self.downs.nodes.get(node) {
-            self.downs.nodes.set(node, true);
-            self.downs.count += 1;
+        if node < self.nodes && !self.down_nodes.unreported.get(node) {
+            self.down_nodes.unreported.set(node, true);
+            self.down_nodes.unreported_count += 1;
         }
     }
 
+    /// Returns whether a poll at time `now` has deferred work of the node.
     pub(super) fn has_work(&self, now: u64) -> bool {
-        let has_downs = self.downs.count > 0 && !self.downs.is_blocked;
-        has_downs || self.downs.has_lost_gets || self.outbox.has_work(now)
+        let has_reports = self.down_nodes.unreported_count > 0 && !self.down_nodes.is_blocked;
+        has_reports || self.down_nodes.has_lost_gets || self.outbox.has_work(now)
     }
 
-    /// Records that the kernel's queue may have room again.
-    pub(super) fn note_taken(&mut self) {
-        self.downs.is_blocked = false;
+    /// Lets a report to the kernel that found its queue full be tried again: the kernel has taken
+    /// events.
+    pub(super) fn retry_kernel_reports(&mut self) {
+        self.down_nodes.is_blocked = false;
     }
 
-    /// Returns the next consequence of the end of a node's incarnation.
+    /// Returns what to do next because incarnations of other nodes have ended. The caller does it.
     #[inline]
-    fn next_lost(&mut self) -> Option<Lost> {
-        if self.downs.has_lost_gets {
+    fn next_down_action(&mut self) -> Option<DownAction> {
+        if self.down_nodes.has_lost_gets {
             self.find_lost_get()
-        } else if self.downs.count > 0 {
-            self.find_lost()
+        } else if self.down_nodes.unreported_count > 0 {
+            self.find_unreported()
         } else {
             None
         }
     }
 
-    /// Looks for the next get that has lost its reply.
+    /// Looks for the next get to which no reply comes.
     #[cold]
-    fn find_lost_get(&mut self) -> Option<Lost> {
-        let lost = (0..self.limit).find_map(|process| {
+    fn find_lost_get(&mut self) -> Option<DownAction> {
+        let lost = (0..self.max_processes).find_map(|process| {
             let operation = self.nic_based(process)?.portals.lost_get()?;
-            Some(Lost::Get(process, operation))
+            Some(DownAction::EndGet { process, operation })
         });
-        self.downs.has_lost_gets = lost.is_some();
+        self.down_nodes.has_lost_gets = lost.is_some();
         lost
     }
 
-    /// Looks for the next node of which the kernel must be told.
+    /// Looks for the next node whose end must be reported to the kernel.
     #[cold]
-    fn find_lost(&mut self) -> Option<Lost> {
-        let Some(node) = self.downs.nodes.find(self.downs.word, WORDS) else {
-            self.downs.word = (self.downs.word + WORDS) % self.downs.nodes.words();
+    fn find_unreported(&mut self) -> Option<DownAction> {
+        let down = &mut self.down_nodes;
+        let Some(node) = down.unreported.find(down.next_word, WORDS_PER_POLL) else {
+            down.next_word = (down.next_word + WORDS_PER_POLL) % down.unreported.words();
             return None;
         };
 
-        let matches = self.processes.iter().flatten().any(|process| matches!(process, Process::HostBased));
-        self.downs.is_blocked = matches && !self.kernel.has_room(1);
-        if self.downs.is_blocked {
+        // Only a kernel with processes in host-based mode has gets of its own, and needs a report.
+        let has_host_based =
+            self.processes.iter().flatten().any(|process| matches!(process, Process::HostBased));
+        down.is_blocked = has_host_based && !self.kernel.has_room(1);
+        if down.is_blocked {
             return None;
         }
-        self.downs.nodes.set(node, false);
-        self.downs.count -= 1;
-        matches.then_some(Lost::Kernel(node))
+        down.unreported.set(node, false);
+        down.unreported_count -= 1;
+        has_host_based.then_some(DownAction::ReportToKernel { node })
     }
 
-    /// Ends an operation of a process and writes its events.
+    /// Ends an operation of a process and writes its events. `failure_code` is [`NO_FAILURE`] or
+    /// one of [`failure`].
     pub(super) fn end_operation<C: Chip>(
         &mut self,
         chip: &mut C,
         process: u16,
         operation: OperationHandle,
-        reason: u16,
+        failure_code: u16,
     ) -> Result<(), Halted> {
         let Some(nic_based) = self.nic_based(process) else { return Ok(()) };
-        let events = nic_based.portals.end(operation, reason);
+        let events = nic_based.portals.end(operation, failure_code);
         write_events(chip, process, &events)
     }
 
-    /// Writes an event of the kernel, and raises an interrupt.
-    pub(super) fn tell_kernel<C: Chip>(
+    /// Writes an event to the kernel's queue, and raises an interrupt. The event's number is filled
+    /// in here.
+    pub(super) fn post_kernel_event<C: Chip>(
         &mut self,
         chip: &mut C,
         event: KernelEvent,
-        was_reserved: bool,
+        source: SlotSource,
     ) -> Result<(), Halted> {
-        let (address, number) = self.kernel.advance(was_reserved);
+        let KernelSlot { address, number } = self.kernel.take_slot(source);
         let event = KernelEvent { number, ..event };
 
         chip.charge(costs::EVENT + costs::INTERRUPT);
@@ -227,12 +255,12 @@ impl Node {
         chip.interrupt(Client(KERNEL), vector::EVENT)
     }
 
-    /// Passes the end of a message on to its owner.
-    fn ended<C: Chip>(&mut self, chip: &mut C, ended: Ended) -> Result<(), Halted> {
-        let reason = match ended.outcome {
+    /// Reports the end of a message to its owner.
+    fn report_end<C: Chip>(&mut self, chip: &mut C, ended: Ended) -> Result<(), Halted> {
+        let failure_code = match ended.outcome {
             Outcome::Failed => failure::NODE,
             Outcome::Taken if ended.has_fault => failure::MEMORY,
-            Outcome::Taken => 0,
+            Outcome::Taken => NO_FAILURE,
         };
 
         match ended.owner {
@@ -240,15 +268,17 @@ impl Node {
             Owner::Kernel { token } => {
                 let event = KernelEvent {
                     token,
-                    failure: reason,
+                    failure: failure_code,
                     kind: kernel_event::SENT,
                     ..KernelEvent::default()
                 };
-                self.tell_kernel(chip, event, true)
+                self.post_kernel_event(chip, event, SlotSource::Reserved)
             }
-            // A get ends with its reply, unless it has failed before.
-            Owner::Operation { .. } if ended.kind == message::GET && reason == 0 => Ok(()),
-            Owner::Operation { process, operation } => self.end_operation(chip, process, operation, reason),
+            // A get that was accepted ends later, with its reply.
+            Owner::Operation { .. } if ended.kind == message::GET && failure_code == NO_FAILURE => Ok(()),
+            Owner::Operation { process, operation } => {
+                self.end_operation(chip, process, operation, failure_code)
+            }
         }
     }
 }
@@ -263,7 +293,8 @@ impl Process {
     }
 }
 
-/// Writes events of a process, the number of each one last.
+/// Writes events to a process's queues. [`Chip::write_host`] writes the last word of each record,
+/// its number, behind the rest, so that the process never sees half an event.
 pub(super) fn write_events<C: Chip>(chip: &mut C, process: u16, events: &[Event]) -> Result<(), Halted> {
     for event in events {
         let record: &EventRecord = &event.record;
@@ -274,16 +305,17 @@ pub(super) fn write_events<C: Chip>(chip: &mut C, process: u16, events: &[Event]
 }
 
 impl Firmware {
-    /// Carries out a part of the work that earlier events have deferred.
-    pub(super) fn work<C: Chip>(&mut self, chip: &mut C) -> Result<(), Halted> {
+    /// Does a bounded part of the work that events have deferred: transmits messages, reports the
+    /// ends of messages, and handles nodes that are silent or down.
+    pub(super) fn do_deferred_work<C: Chip>(&mut self, chip: &mut C) -> Result<(), Halted> {
         let Some(node) = &mut self.node else { return Ok(()) };
-        for _ in 0..STEPS {
+        for _ in 0..STEPS_PER_POLL {
             match node.outbox.step(self.in_engine, chip.now()) {
                 None => break,
                 Some(Work::Nothing) => {}
-                Some(Work::Transmit(slot, target)) => {
+                Some(Work::Transmit { slot, target }) => {
                     let incarnation = chip.incarnation(target).unwrap_or(Incarnation(0));
-                    let Some(message) = node.outbox.transmission(slot, incarnation) else { continue };
+                    let Some(message) = node.outbox.make_transmission(slot, incarnation) else { continue };
                     self.in_engine += 1;
                     self.statistics.transmissions += 1;
                     chip.charge(costs::TRANSMIT);
@@ -292,47 +324,55 @@ impl Firmware {
                 Some(Work::Ended(ended)) => {
                     self.statistics.failed += u64::from(ended.outcome == Outcome::Failed);
                     chip.charge(costs::COMPLETE);
-                    node.ended(chip, ended)?;
+                    node.report_end(chip, ended)?;
                 }
             }
         }
 
-        if let Some(silent) = node.outbox.look(chip.now()) {
+        // A node that answers nothing for the time-out is taken to be off.
+        if let Some(silent) = node.outbox.find_silent_node(chip.now()) {
             self.statistics.timeouts += 1;
             node.pairs.resynchronize(silent);
-            node.fail_gets(silent);
+            node.lose_gets(silent);
         }
-        match node.next_lost() {
-            Some(Lost::Get(process, operation)) => {
+
+        match node.next_down_action() {
+            Some(DownAction::EndGet { process, operation }) => {
                 node.end_operation(chip, process, operation, failure::NODE)
             }
-            Some(Lost::Kernel(token)) => {
-                let event = KernelEvent { token, kind: kernel_event::NODE_DOWN, ..KernelEvent::default() };
-                node.tell_kernel(chip, event, false)
+            Some(DownAction::ReportToKernel { node: down }) => {
+                // The event has the node's number in the field of the token.
+                let event =
+                    KernelEvent { token: down, kind: kernel_event::NODE_DOWN, ..KernelEvent::default() };
+                node.post_kernel_event(chip, event, SlotSource::Free)
             }
             None => Ok(()),
         }
     }
 
-    /// Ends a process. Its messages stay in their send queues without data, because each keeps a
-    /// sequence number.
-    pub(super) fn stop<C: Chip>(&mut self, chip: &mut C, process: u16) -> bool {
+    /// Ends a process. Returns false if there is none of this number.
+    ///
+    /// The messages that it was sending stay in their send queues without data, because each has
+    /// used up a sequence number.
+    pub(super) fn stop_process<C: Chip>(&mut self, chip: &mut C, process: u16) -> bool {
         let Some(node) = &mut self.node else { return false };
         let Some(ended) = node.processes.get_mut(usize::from(process)).and_then(Option::take) else {
             return false;
         };
         self.scratch.give_back(ended.bytes());
+
+        // Handles of the ended process stay invalid in the next one of its number.
         if let (Process::NicBased(ended), Some(generation)) =
             (&ended, node.generations.get_mut(usize::from(process)))
         {
             *generation = ended.portals.next_generation();
         }
 
-        let pendings = node.outbox.detach(process);
+        let scanned_messages = node.outbox.detach(process);
         let detached = self.streams.detach(Some(process));
         node.kernel.release(detached.kernel_events);
         node.outbox.quotas.reserved = node.outbox.quotas.reserved.saturating_sub(detached.acknowledgements);
-        chip.charge(costs::SCAN * (pendings as u32 + u32::from(nicforge_hwi::seastar::STREAMS)));
+        chip.charge(costs::SCAN * (scanned_messages as u32 + u32::from(nicforge_hwi::seastar::STREAMS)));
         true
     }
 }
@@ -352,7 +392,8 @@ mod tests {
         let before = scratch.free();
 
         let queue = KernelQueue::new(0, 64).unwrap();
-        let node = Node::new(settings, (0, MAX_NODES), queue, 1, &mut scratch).unwrap();
+        let node = Node::new(settings, NetworkPosition { node: 0, nodes: MAX_NODES }, queue, 1, &mut scratch)
+            .unwrap();
         assert!(before - scratch.free() >= 4 * MAX_NODES);
 
         node.give_back(&mut scratch);

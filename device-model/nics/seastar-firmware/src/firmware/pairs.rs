@@ -7,10 +7,11 @@ use crate::{
     scratch::{NoSpace, Scratch},
 };
 
-/// A bit for each node.
+/// A set of nodes, as a bit for each node of the network.
 pub(super) struct Bits(Box<[u64]>);
 
 impl Bits {
+    /// Makes a set without nodes, for a network of `nodes` nodes.
     pub(super) fn new(nodes: u32) -> Self {
         Self(vec![0; nodes.div_ceil(64) as usize].into_boxed_slice())
     }
@@ -27,11 +28,11 @@ impl Bits {
         }
     }
 
-    /// Returns the first node with a set bit in the words from `word` on, and its word. It looks at
-    /// `limit` words, and begins again after the last one.
-    pub(super) fn find(&self, word: usize, limit: usize) -> Option<u32> {
+    /// Returns the first node with a set bit, in at most `limit` words from `start` on. The search
+    /// wraps around after the last word.
+    pub(super) fn find(&self, start: usize, limit: usize) -> Option<u32> {
         let count = self.0.len();
-        (word..word + limit.min(count)).find_map(|index| {
+        (start..start + limit.min(count)).find_map(|index| {
             let index = index % count;
             let bits = *self.0.get(index)?;
             (bits != 0).then(|| index as u32 * 64 + bits.trailing_zeros())
@@ -44,32 +45,41 @@ impl Bits {
     }
 }
 
+/// The sequence number of a new message.
+pub(super) struct MessageNumber {
+    pub(super) sequence: Sequence<WIRE_MODULUS>,
+    /// The message resynchronises the receiver.
+    pub(super) resynchronizes: bool,
+}
+
 /// Sequence numbers and bits of all pairs.
 pub(super) struct Pairs {
     /// Number of the next message to each node.
     next: Box<[u16]>,
     /// Number of the dropped message that is expected from each node in the abnormal state.
     expected: Box<[u16]>,
-    /// The node is in the abnormal state.
+    /// Nodes in the abnormal state: a message of theirs was dropped, and is not repeated yet.
     abnormal: Bits,
-    /// A message of the node was taken in this incarnation.
+    /// Nodes of which a message was taken in this incarnation.
     seen: Bits,
-    /// The next message to the node resynchronises it.
+    /// Nodes that the next message to them resynchronises.
     resynchronize: Bits,
+    /// The state of the receiver that all nodes share.
     pressure: Pressure,
 }
 
 impl Pairs {
-    /// Bytes of scratch memory for each node, in eighths.
-    const EIGHTHS: usize = 4 * 8 + 3;
+    /// Bits of scratch memory for each node: two sequence numbers, and a bit in each of three sets.
+    const BITS_PER_NODE: usize = 2 * 16 + 3;
 
     /// Allocates the state of all nodes.
     pub(super) fn new(nodes: u32, scratch: &mut Scratch) -> Result<Self, NoSpace> {
-        scratch.take((nodes as usize * Self::EIGHTHS).div_ceil(8))?;
-        let numbers = || vec![Sequence::<WIRE_MODULUS>::INITIAL.value(); nodes as usize].into_boxed_slice();
+        scratch.take((nodes as usize * Self::BITS_PER_NODE).div_ceil(8))?;
+        let initial_numbers =
+            || vec![Sequence::<WIRE_MODULUS>::INITIAL.value(); nodes as usize].into_boxed_slice();
         Ok(Self {
-            next: numbers(),
-            expected: numbers(),
+            next: initial_numbers(),
+            expected: initial_numbers(),
             abnormal: Bits::new(nodes),
             seen: Bits::new(nodes),
             resynchronize: Bits::new(nodes),
@@ -77,9 +87,9 @@ impl Pairs {
         })
     }
 
-    /// Returns the number of the next message to a node and whether it resynchronises the node.
+    /// Takes the number of the next message to a node.
     #[inline]
-    pub(super) fn take_number(&mut self, node: u32) -> Option<(Sequence<WIRE_MODULUS>, bool)> {
+    pub(super) fn take_number(&mut self, node: u32) -> Option<MessageNumber> {
         let next = self.next.get_mut(node as usize)?;
         let sequence = Sequence::new(*next)?;
         *next = sequence.next().value();
@@ -88,10 +98,11 @@ impl Pairs {
         if resynchronizes {
             self.resynchronize.set(node, false);
         }
-        Some((sequence, resynchronizes))
+        Some(MessageNumber { sequence, resynchronizes })
     }
 
-    /// Lets the next message to a node resynchronise it.
+    /// Lets the next message to a node resynchronise it: the node then takes the message, whatever
+    /// number it expects.
     pub(super) fn resynchronize(&mut self, node: u32) {
         self.resynchronize.set(node, true);
     }
@@ -106,19 +117,20 @@ impl Pairs {
         receiver
     }
 
-    /// Stores the receiver's side of a pair, and counts a judgement. Returns the place in line.
+    /// Stores the receiver's side of a pair after a judgement, and counts the judgement. Returns
+    /// the place in line that a negative acknowledgement names.
     #[inline]
     pub(super) fn store(&mut self, node: u32, receiver: Receiver<WIRE_MODULUS>, judgement: Judgement) -> u16 {
         if receiver.seen {
             self.seen.set(node, true);
         }
-        if judgement.changed {
+        if judgement.changes_state {
             self.abnormal.set(node, receiver.expected.is_some());
         }
         if let (Some(number), Some(expected)) = (self.expected.get_mut(node as usize), receiver.expected) {
             *number = expected.value();
         }
-        self.pressure.count(judgement)
+        self.pressure.record(judgement)
     }
 
     /// Forgets the sequence number that is expected from a node whose incarnation has ended.

@@ -11,7 +11,7 @@ use crate::{
     scratch::{NoSpace, Scratch},
 };
 
-/// No entry, in chains.
+/// The end of a chain of a hash table.
 pub(super) const NONE: u16 = u16::MAX;
 /// Number of chains of a hash table: a power of two.
 const CHAINS: usize = 256;
@@ -19,13 +19,13 @@ const CHAINS: usize = 256;
 /// The part of the firmware that waits for the end of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// The process has ended: the message is sent without its data.
+    /// None: the process has ended, and the message is sent without its data.
     Gone,
     /// The kernel, which knows the message by this name.
     Kernel { token: u32 },
     /// A process. Its operation ends with the message.
     Operation { process: u16, operation: OperationHandle },
-    /// A process, whose Portals acknowledgement it is.
+    /// A process that has sent a Portals acknowledgement. It does not wait for the end.
     Acknowledgement { process: u16 },
 }
 
@@ -33,6 +33,7 @@ pub(super) enum Owner {
 #[derive(Debug)]
 pub(super) struct Pending {
     flight: Flight<WIRE_MODULUS>,
+    /// The target node.
     pub(super) node: u32,
     pub(super) packet: HeaderPacket,
     pub(super) pieces: Pieces,
@@ -41,7 +42,7 @@ pub(super) struct Pending {
     pub(super) quota: Quota,
     /// Its memory could not be read.
     pub(super) has_fault: bool,
-    /// The next entry of its chain, or of the free ones.
+    /// The next entry of its chain in the hash table.
     chain: u16,
 }
 
@@ -50,12 +51,13 @@ pub(super) struct Pending {
 pub(super) struct Removed {
     pub(super) owner: Owner,
     pub(super) quota: Quota,
-    /// Kind of the message, as it was sent at last.
+    /// Kind of the message as it was last sent: [`message::VOID`] if its process had ended by then.
     pub(super) kind: u8,
+    /// Its memory could not be read.
     pub(super) has_fault: bool,
 }
 
-/// Quotas of the pool.
+/// The quotas of the pool, one of which each message counts in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Quota {
     /// Messages of the kernel.
@@ -67,7 +69,7 @@ pub(super) enum Quota {
 }
 
 impl Pending {
-    /// Returns the flow control's part.
+    /// Returns the state of the message's flow control.
     #[inline]
     pub(super) fn flight(&self) -> &Flight<WIRE_MODULUS> {
         &self.flight
@@ -91,16 +93,17 @@ impl Pending {
 /// The pool, with a hash table of its messages by node and sequence number.
 pub(super) struct Pendings {
     entries: Vec<Option<Pending>>,
-    /// The first free entry. Free entries that were never used lie from `fresh` on.
+    /// Indices of the free entries.
     free: Vec<u16>,
+    /// The first entry of each chain of the hash table.
     chains: Box<[u16]>,
 }
 
 impl Pendings {
     /// Allocates the pool.
     pub(super) fn new(capacity: u16, scratch: &mut Scratch) -> Result<Self, NoSpace> {
-        let each = size_of::<Option<Pending>>() + size_of::<u16>();
-        scratch.take(usize::from(capacity) * each + CHAINS * size_of::<u16>())?;
+        let bytes_each = size_of::<Option<Pending>>() + size_of::<u16>();
+        scratch.take(usize::from(capacity) * bytes_each + CHAINS * size_of::<u16>())?;
 
         let mut entries = Vec::with_capacity(usize::from(capacity));
         entries.resize_with(usize::from(capacity), || None);
@@ -111,14 +114,15 @@ impl Pendings {
         })
     }
 
-    /// Adds a message.
+    /// Adds a message. Returns `None` if the pool is full.
     pub(super) fn insert(
         &mut self,
         flight: Flight<WIRE_MODULUS>,
         node: u32,
         packet: HeaderPacket,
         pieces: Pieces,
-        (owner, quota): (Owner, Quota),
+        owner: Owner,
+        quota: Quota,
     ) -> Option<Slot> {
         let index = self.free.pop()?;
         let head = self.chains.get_mut(chain_of(node, flight.sequence()))?;
@@ -138,12 +142,13 @@ impl Pendings {
         self.entries.get_mut(usize::from(slot.0))?.as_mut()
     }
 
-    /// Returns the flow control's part of a message.
+    /// Returns the state of a message's flow control.
     pub(super) fn flight(&self, slot: Slot) -> Option<&Flight<WIRE_MODULUS>> {
         self.get(slot).map(|pending| &pending.flight)
     }
 
-    /// Removes a message. Returns what its end concerns, without a copy of its header and pieces.
+    /// Removes a message. Returns the few fields that a report of its end needs: its header and
+    /// pieces are not copied.
     pub(super) fn remove(&mut self, slot: Slot) -> Option<Removed> {
         let entry = self.entries.get_mut(usize::from(slot.0))?;
         let pending = entry.as_ref()?;
@@ -184,13 +189,13 @@ impl Pendings {
         self.free.len()
     }
 
-    /// Returns the messages to a node.
+    /// Returns the messages to a node, for calls of its [`crate::protocol::Sender`].
     pub(super) fn to(&mut self, node: u32) -> ToNode<'_> {
         ToNode { pendings: self, node }
     }
 }
 
-/// Returns the chain of a message.
+/// Returns the index of the chain that has a message.
 #[inline]
 fn chain_of(node: u32, sequence: Sequence<WIRE_MODULUS>) -> usize {
     (node.wrapping_mul(31).wrapping_add(u32::from(sequence.value()))) as usize % CHAINS

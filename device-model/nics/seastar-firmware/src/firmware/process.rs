@@ -11,8 +11,8 @@ use crate::{
     scratch::{NoSpace, Scratch},
 };
 
-/// Event queues that a process in NIC-based mode can have.
-const QUEUES: u16 = 16;
+/// Maximum number of event queues that a process in NIC-based mode has.
+const MAX_QUEUES: u16 = 16;
 /// Maximum number of match entries and descriptors of a process in NIC-based mode.
 const MAX_RECEIVES: u16 = 4096;
 
@@ -27,7 +27,9 @@ pub(super) enum Process {
 
 /// A process in NIC-based mode.
 pub(super) struct NicBased {
+    /// Its portals, match entries, descriptors and event queues.
     pub(super) portals: Portals,
+    /// The memory that it may name.
     pub(super) map: Map,
     /// It starts again when its client has detached.
     pub(super) is_permanent: bool,
@@ -36,23 +38,33 @@ pub(super) struct NicBased {
 }
 
 impl NicBased {
-    /// Allocates all memory that the process will use: an equal share of what other processes have
-    /// not allocated.
+    /// Allocates all memory that the process will use: one of `shares` equal shares of the free
+    /// scratch memory. What its fixed tables leave of that is for match entries and descriptors.
+    ///
+    /// `max_outgoing` is the number of operations that the process may have in progress.
+    /// `generation` is that of its first handles.
     pub(super) fn new(
-        (identity, generation): (Identity, u16),
+        identity: Identity,
+        generation: u16,
         map: Map,
-        outgoing: u16,
+        max_outgoing: u16,
         shares: u16,
         scratch: &mut Scratch,
     ) -> Result<Self, NoSpace> {
         let share = scratch.free() as usize / usize::from(shares.max(1));
-        let fixed = size_of::<Map>();
-        let minimum = Limits { entries: 0, descriptors: 0, queues: QUEUES, incoming: STREAMS / 2, outgoing };
-        let mut limits = minimum.with_receives_in(share.saturating_sub(fixed));
+        let map_bytes = size_of::<Map>();
+        let without_receives = Limits {
+            entries: 0,
+            descriptors: 0,
+            queues: MAX_QUEUES,
+            incoming: STREAMS / 2,
+            outgoing: max_outgoing,
+        };
+        let mut limits = without_receives.with_receives_in(share.saturating_sub(map_bytes));
         limits.entries = limits.entries.min(MAX_RECEIVES);
         limits.descriptors = limits.descriptors.min(MAX_RECEIVES);
 
-        let bytes = fixed + limits.bytes();
+        let bytes = map_bytes + limits.bytes();
         scratch.take(bytes)?;
         Ok(Self {
             portals: Portals::with_generation(identity, limits, generation),
@@ -75,7 +87,8 @@ struct Range {
     end: u64,
 }
 
-/// The memory that a process in NIC-based mode may name: ranges that the kernel has given.
+/// The address map of a process in NIC-based mode: the ranges of its memory that the kernel lets it
+/// name in commands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Map {
     ranges: [Range; MAX_RANGES],
@@ -83,13 +96,14 @@ pub(super) struct Map {
 }
 
 impl Map {
-    /// Adds ranges of a client's memory. Changes nothing if one of them is refused.
+    /// Adds ranges of a client's memory. Returns the [`code`] of a range that is refused, and then
+    /// changes nothing.
     pub(super) fn add(&mut self, client: Client, pieces: &[Piece]) -> Result<(), u32> {
         let mut map = *self;
         for piece in pieces {
             let end = piece.address.checked_add(u64::from(piece.length));
-            let is_good = piece.attachment == client.0 && piece.reserved == 0 && piece.length > 0;
-            let Some(end) = end.filter(|_| is_good) else { return Err(code::SEGMENT_VIOLATION) };
+            let is_well_formed = piece.attachment == client.0 && piece.reserved == 0 && piece.length > 0;
+            let Some(end) = end.filter(|_| is_well_formed) else { return Err(code::SEGMENT_VIOLATION) };
 
             let slot = map.ranges.get_mut(usize::from(map.count)).ok_or(code::NO_SPACE)?;
             *slot = Range { start: piece.address, end };
@@ -99,7 +113,7 @@ impl Map {
         Ok(())
     }
 
-    /// Returns whether one range has all of these bytes.
+    /// Returns whether a single range has all of these bytes, or there are none.
     pub(super) fn contains(&self, start: u64, length: u64) -> bool {
         let Some(end) = start.checked_add(length) else { return false };
         length == 0
@@ -122,18 +136,19 @@ pub(super) fn process_of(client: Client) -> Option<u16> {
 }
 
 /// Returns whether all fields that a command does not use are zero.
-pub(super) fn has_no_other_fields(command: &Command) -> bool {
-    let Some(used) = fields::of(command.kind) else { return false };
+pub(super) fn unused_fields_are_zero(command: &Command) -> bool {
+    let Some(used) = fields::used_by(command.kind) else { return false };
     let (command, used): (&[u64; WORDS], &[u64; WORDS]) = (transmute_ref!(command), transmute_ref!(used));
-    // No branch for each word: all of them are zero in most commands.
-    let others = command.iter().zip(used).fold(0, |others, (command, used)| others | command & !used);
-    others == 0
+    // The words are combined and tested once: a branch for each word would cost more, because all
+    // unused ones are zero in most commands.
+    let set_bits = command.iter().zip(used).fold(0, |bits, (command, used)| bits | command & !used);
+    set_bits == 0
 }
 
-/// Words of a command.
+/// Number of words of a command.
 const WORDS: usize = size_of::<Command>() / size_of::<u64>();
 
-/// The fields that each kind of command uses, with all bits set.
+/// A mask for each kind of command: all bits are set in the fields that it uses, and no others.
 mod fields {
     use nicforge_hwi::seastar::{Command, INLINE, command};
 
@@ -175,7 +190,7 @@ mod fields {
         options: u16::MAX,
         ..NONE
     };
-    const ENTRY_BESIDE: Command = Command { handle: u32::MAX, ..ENTRY };
+    const INSERTED_ENTRY: Command = Command { handle: u32::MAX, ..ENTRY };
 
     const DESCRIPTOR: Command = Command {
         queue: u32::MAX,
@@ -187,8 +202,8 @@ mod fields {
         user_pointer: u64::MAX,
         ..NONE
     };
-    const DESCRIPTOR_OF: Command = Command { handle: u32::MAX, ..DESCRIPTOR };
-    const UPDATE: Command = Command { test_queue: u32::MAX, test_number: u32::MAX, ..DESCRIPTOR_OF };
+    const ATTACHED_DESCRIPTOR: Command = Command { handle: u32::MAX, ..DESCRIPTOR };
+    const UPDATE: Command = Command { test_queue: u32::MAX, test_number: u32::MAX, ..ATTACHED_DESCRIPTOR };
     const POST: Command = Command {
         portal: u8::MAX,
         node: u32::MAX,
@@ -213,9 +228,9 @@ mod fields {
     };
     const PUT: Command = Command { header_data: u64::MAX, inline: [u8::MAX; INLINE], ..GET };
 
-    /// Returns the fields of a kind of command, or `None` if there is no such kind.
+    /// Returns the mask of a kind of command, or `None` if there is no such kind.
     #[inline]
-    pub(super) const fn of(kind: u16) -> Option<&'static Command> {
+    pub(super) const fn used_by(kind: u16) -> Option<&'static Command> {
         Some(match kind {
             command::PUT => &PUT,
             command::GET => &GET,
@@ -225,8 +240,8 @@ mod fields {
                 &HANDLE
             }
             command::ATTACH_ENTRY => &ENTRY,
-            command::INSERT_ENTRY => &ENTRY_BESIDE,
-            command::ATTACH_DESCRIPTOR => &DESCRIPTOR_OF,
+            command::INSERT_ENTRY => &INSERTED_ENTRY,
+            command::ATTACH_DESCRIPTOR => &ATTACHED_DESCRIPTOR,
             command::BIND_DESCRIPTOR => &DESCRIPTOR,
             command::UPDATE_DESCRIPTOR => &UPDATE,
             command::SET_ACCESS => &ACCESS,
@@ -271,9 +286,9 @@ mod tests {
     #[test]
     fn command_with_a_field_that_it_does_not_use_is_refused() {
         let free = Command { kind: command::FREE_QUEUE, handle: 3, ..Command::default() };
-        assert!(has_no_other_fields(&free));
-        assert!(!has_no_other_fields(&Command { start: 1, ..free }));
-        assert!(!has_no_other_fields(&Command { reserved: [0, 1], ..free }));
-        assert!(!has_no_other_fields(&Command { kind: 77, ..Command::default() }));
+        assert!(unused_fields_are_zero(&free));
+        assert!(!unused_fields_are_zero(&Command { start: 1, ..free }));
+        assert!(!unused_fields_are_zero(&Command { reserved: [0, 1], ..free }));
+        assert!(!unused_fields_are_zero(&Command { kind: 77, ..Command::default() }));
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     matching::{Answer, OperationHandle},
 };
 
-/// The use of a stream.
+/// The present use of a stream.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) enum Reception {
     /// No message, or one whose data are discarded.
@@ -19,31 +19,52 @@ pub(super) enum Reception {
     Process {
         process: u16,
         operation: OperationHandle,
-        /// The Portals acknowledgement that follows, and the node and process that it goes to.
-        answer: Option<(Answer, u32, u16)>,
+        /// The Portals acknowledgement that follows when the data are in memory.
+        answer: Option<ReservedAnswer>,
     },
-    /// A message for a process in host-based mode. Its destination is not known.
+    /// A message for a process in host-based mode. The kernel has not set its destination yet.
     Waiting { token: u32, process: u16, length: u32 },
-    /// A message for a process in host-based mode. This many bytes are kept.
+    /// A message for a process in host-based mode, whose destination the kernel has set for the
+    /// first `kept` bytes.
     Kernel { token: u32, process: u16, kept: u32 },
-    /// Its process has ended before the destination was known: it must be discarded.
+    /// A message whose process ended before its destination was set: it must be discarded.
     Orphan,
+}
+
+/// A Portals acknowledgement that will be sent, and for which space in the pool is reserved.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReservedAnswer {
+    pub(super) answer: Answer,
+    /// The node and the process that it goes to.
+    pub(super) node: u32,
+    pub(super) process: u16,
+}
+
+/// A message whose destination the kernel must set.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WaitingMessage {
+    pub(super) stream: Stream,
+    /// The process that it is for.
+    pub(super) process: u16,
+    /// Bytes of its data.
+    pub(super) length: u32,
 }
 
 /// The table of all streams.
 pub(super) struct Streams {
     receptions: Box<[Reception]>,
+    /// Number of streams that are [`Reception::Orphan`].
     orphans: u16,
-    /// Number of messages for processes in host-based mode.
-    messages: u32,
+    /// Number of tokens given to messages for the kernel, modulo 2^32.
+    tokens: u32,
 }
 
-/// Reservations for streams that were detached, which are no longer needed.
+/// Numbers of reservations that [`Streams::detach`] makes superfluous.
 #[derive(Default)]
 pub(super) struct Detached {
-    /// Events of the kernel.
+    /// Slots for events in the kernel's queue.
     pub(super) kernel_events: u32,
-    /// Acknowledgements of Portals.
+    /// Space for Portals acknowledgements.
     pub(super) acknowledgements: u16,
 }
 
@@ -53,24 +74,24 @@ impl Streams {
 
     pub(super) fn new() -> Self {
         let receptions = vec![Reception::None; usize::from(STREAMS)].into_boxed_slice();
-        Self { receptions, orphans: 0, messages: 0 }
+        Self { receptions, orphans: 0, tokens: 0 }
     }
 
-    /// Returns a new name of a message for the kernel. The lower byte is the stream, if there is
-    /// one.
-    pub(super) fn name(&mut self, stream: Option<Stream>) -> u32 {
-        self.messages = self.messages.wrapping_add(1);
-        self.messages << 8 | stream.map_or(0, |stream| u32::from(stream.0))
+    /// Returns a new token, by which the kernel names a message. Its low byte is the message's
+    /// stream, if it has one.
+    pub(super) fn new_token(&mut self, stream: Option<Stream>) -> u32 {
+        self.tokens = self.tokens.wrapping_add(1);
+        self.tokens << 8 | stream.map_or(0, |stream| u32::from(stream.0))
     }
 
-    /// Sets the purpose of a stream.
+    /// Records what a stream receives from now on.
     pub(super) fn set(&mut self, stream: Stream, reception: Reception) {
         if let Some(entry) = self.receptions.get_mut(usize::from(stream.0)) {
             *entry = reception;
         }
     }
 
-    /// Returns the purpose of a stream that ends, and forgets it.
+    /// Returns what a stream that has ended was receiving, and forgets it.
     pub(super) fn take(&mut self, stream: Stream) -> Reception {
         let reception =
             self.receptions.get_mut(usize::from(stream.0)).map(core::mem::take).unwrap_or_default();
@@ -80,23 +101,22 @@ impl Streams {
         reception
     }
 
-    /// Returns the stream of a message whose destination the kernel must name, its process, and
-    /// its length.
-    pub(super) fn waiting(&self, name: u32) -> Option<(Stream, u16, u32)> {
-        let stream = Stream((name & 0xff) as u16);
-        match self.receptions.get(usize::from(stream.0))? {
-            Reception::Waiting { token, process, length } if *token == name => {
-                Some((stream, *process, *length))
+    /// Returns the message with a token, if it waits for the kernel to set its destination.
+    pub(super) fn waiting(&self, token: u32) -> Option<WaitingMessage> {
+        let stream = Stream((token & 0xff) as u16);
+        match *self.receptions.get(usize::from(stream.0))? {
+            Reception::Waiting { token: waiting, process, length } if waiting == token => {
+                Some(WaitingMessage { stream, process, length })
             }
             _ => None,
         }
     }
 
-    /// Detaches the streams of a process, or those of all for `None`. Streams without a destination
-    /// become orphans.
+    /// Takes the streams of the process `ended` from it, or those of all processes for `None`.
+    /// Streams without a destination become orphans.
     ///
-    /// A stream that the kernel has given a destination still reports its end when its process has
-    /// ended: until then the receive engine uses the kernel's command list.
+    /// A stream for which the kernel has set a destination still reports its end to the kernel:
+    /// until then the receive engine uses the kernel's list of pieces.
     pub(super) fn detach(&mut self, ended: Option<u16>) -> Detached {
         let mut detached = Detached::default();
         for entry in &mut self.receptions {
@@ -126,13 +146,13 @@ impl Streams {
         detached
     }
 
-    /// Returns whether the process of a stream has ended before the stream had a destination.
+    /// Returns whether there is a stream whose process ended before its destination was set.
     pub(super) fn has_orphan(&self) -> bool {
         self.orphans > 0
     }
 
-    /// Returns a stream whose process has ended before the stream had a destination, and forgets
-    /// it.
+    /// Returns a stream whose process ended before its destination was set, and forgets it. The
+    /// caller discards the stream's data.
     pub(super) fn take_orphan(&mut self) -> Option<Stream> {
         if self.orphans == 0 {
             return None;

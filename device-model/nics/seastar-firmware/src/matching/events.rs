@@ -4,25 +4,30 @@ use core::ops::Deref;
 
 use nicforge_hwi::seastar::{Event as EventRecord, event, option};
 
-use super::objects::{Kind, Operation, OperationHandle};
+use super::objects::{Kind, Operation, OperationHandle, QueueSlot};
 use super::process::Process;
 use super::table::NONE;
 
 /// Bit of an event's flags: its operation has unlinked the descriptor.
-const UNLINKED: u16 = 1;
+pub(super) const UNLINKED: u16 = 1;
+/// Flags of an event without any.
+pub(super) const NO_FLAGS: u16 = 0;
+/// Failure of an event whose operation has not failed, beside those of
+/// [`nicforge_hwi::seastar::failure`].
+pub(super) const NO_FAILURE: u16 = 0;
 
-/// An event, and where it belongs.
+/// An event to write to an event queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Event {
-    /// Device address of its slot in the process's memory.
+    /// Device address of the slot for it in the process's memory.
     pub address: u64,
     /// Handle of its queue.
     pub queue: u32,
-    /// The event.
+    /// The content to write there.
     pub record: EventRecord,
 }
 
-/// At most two events, which must be written in this order.
+/// The events of one step of an operation, at most two, in the order in which they must be written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Events {
     events: [Event; 2],
@@ -30,6 +35,7 @@ pub struct Events {
 }
 
 impl Events {
+    /// Adds an event. A full list stays as it is.
     fn push(&mut self, event: Event) {
         if let Some(slot) = self.events.get_mut(usize::from(self.count)) {
             *slot = event;
@@ -53,11 +59,12 @@ impl Process {
     pub fn end(&mut self, operation: OperationHandle, failure: u16) -> Events {
         let Some(index) = self.operations.find(operation.0) else { return Events::default() };
         let (descriptor, kind) = (self.operations[index].descriptor, self.operations[index].kind);
-        self.leave(descriptor, kind);
+        self.count_end(descriptor, kind);
 
+        // The end of its last operation unlinks a descriptor that is used up.
         let mut events = Events::default();
         let is_last = self.descriptors[descriptor].is_finished();
-        let flags = if is_last { UNLINKED } else { 0 };
+        let flags = if is_last { UNLINKED } else { NO_FLAGS };
         if !self.descriptors[descriptor].has(option::END_DISABLE) {
             let kind = match kind {
                 Kind::Put => event::SEND_END,
@@ -65,10 +72,10 @@ impl Process {
                 Kind::IncomingPut => event::PUT_END,
                 Kind::IncomingGet => event::GET_END,
             };
-            self.record(&mut events, index, kind, failure, flags);
+            self.add_event(&mut events, index, kind, failure, flags);
         }
         if is_last {
-            self.record(&mut events, index, event::UNLINK, 0, flags);
+            self.add_event(&mut events, index, event::UNLINK, NO_FAILURE, flags);
         }
 
         self.remove_operation(index);
@@ -89,9 +96,9 @@ impl Process {
             .map(|index| OperationHandle(self.operations.handle(index)))
     }
 
-    /// Records that no reply comes to the gets that wait for one from a node, and returns whether
-    /// there are any. The caller ends them one by one: see [`Process::lost_get`]. Gets that begin
-    /// later, to the node's next incarnation, are not among them.
+    /// Marks the gets that wait for a reply from a node as lost, and returns whether there are any.
+    /// The caller ends them one by one: see [`Process::lost_get`]. Gets that begin later, to the
+    /// node's next incarnation, are not lost.
     pub fn lose_gets(&mut self, node: u32) -> bool {
         let mut has_lost = false;
         for index in 0..self.operations.end() {
@@ -105,18 +112,26 @@ impl Process {
         has_lost
     }
 
-    /// Returns a get to which no reply comes, if there is one.
+    /// Returns a get that [`Process::lose_gets`] has marked as lost, if one is left.
     pub fn lost_get(&self) -> Option<OperationHandle> {
         (0..self.operations.end())
             .find(|&index| self.operations.is_used(index) && self.operations[index].is_lost)
             .map(|index| OperationHandle(self.operations.handle(index)))
     }
 
-    /// Adds an event of an operation to a list, if its descriptor has a queue.
-    pub(super) fn record(&mut self, events: &mut Events, operation: u16, kind: u8, failure: u16, flags: u16) {
+    /// Adds an event of the operation at an index to a list, if the operation's descriptor has a
+    /// queue. `kind` is one of [`event`].
+    pub(super) fn add_event(
+        &mut self,
+        events: &mut Events,
+        operation: u16,
+        kind: u8,
+        failure: u16,
+        flags: u16,
+    ) {
         let operation = &self.operations[operation];
         let descriptor = operation.descriptor;
-        // Most senders have no events.
+        // Most descriptors of sends have no queue: the record need not be made.
         if self.descriptors[descriptor].queue == NONE {
             return;
         }
@@ -136,25 +151,31 @@ impl Process {
             link: operation.link,
             ..EventRecord::default()
         };
-        self.record_for(events, descriptor, record);
+        self.add_descriptor_event(events, descriptor, record);
     }
 
-    /// Adds an event of a descriptor to a list, if the descriptor has a queue.
-    pub(super) fn record_for(&mut self, events: &mut Events, descriptor: u16, mut record: EventRecord) {
+    /// Adds an event of a descriptor to a list, if the descriptor has a queue. Fills in the fields
+    /// that the queue and the descriptor determine.
+    pub(super) fn add_descriptor_event(
+        &mut self,
+        events: &mut Events,
+        descriptor: u16,
+        mut record: EventRecord,
+    ) {
         let queue = self.descriptors[descriptor].queue;
         if queue == NONE {
             return;
         }
 
-        let (number, address) = self.queues[queue].advance();
+        let QueueSlot { number, address } = self.queues[queue].take_slot();
         record.number = number;
         record.user_pointer = self.descriptors[descriptor].user_pointer;
         record.descriptor = self.descriptors.handle(descriptor);
         events.push(Event { address, queue: self.queues.handle(queue), record });
     }
 
-    /// Counts an operation that is in progress from now on.
-    pub(super) fn enter(&mut self, descriptor: u16) {
+    /// Counts an operation that is in progress from now on, at its descriptor and its queue.
+    pub(super) fn count_begin(&mut self, descriptor: u16) {
         let queue = self.descriptors[descriptor].queue;
         self.descriptors[descriptor].in_progress += 1;
         if queue != NONE {
@@ -162,8 +183,9 @@ impl Process {
         }
     }
 
-    /// Ends the count of an operation at its descriptor and its queue.
-    pub(super) fn leave(&mut self, descriptor: u16, kind: Kind) {
+    /// Ends the count of an operation at its descriptor and its queue. A get without a reply counts
+    /// only as waiting.
+    pub(super) fn count_end(&mut self, descriptor: u16, kind: Kind) {
         if kind == Kind::Get {
             self.descriptors[descriptor].waiting -= 1;
             return;
@@ -176,7 +198,8 @@ impl Process {
         }
     }
 
-    /// Adds an operation. The caller has counted it at its descriptor.
+    /// Adds an operation to the table, and returns its index, or `None` if the table is full. The
+    /// caller counts the operation at its descriptor.
     pub(super) fn add_operation(&mut self, operation: Operation) -> Option<u16> {
         let is_outgoing = operation.kind.is_outgoing();
         let index = self.operations.insert(operation)?;
@@ -188,6 +211,7 @@ impl Process {
         Some(index)
     }
 
+    /// Removes an operation from the table, and from the count of those in progress.
     pub(super) fn remove_operation(&mut self, index: u16) {
         if self.operations[index].kind.is_outgoing() {
             self.outgoing -= 1;
@@ -197,8 +221,9 @@ impl Process {
         self.operations.remove(index);
     }
 
+    /// Returns the link of a new operation: a number that all its events show.
     pub(super) fn next_link(&mut self) -> u32 {
-        self.links = self.links.wrapping_add(1);
-        self.links
+        self.last_link = self.last_link.wrapping_add(1);
+        self.last_link
     }
 }

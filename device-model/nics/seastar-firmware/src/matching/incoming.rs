@@ -4,8 +4,8 @@ use nicforge_hwi::seastar::{
     Event as EventRecord, MAX_MESSAGE, MessageHeader, TrustedHeader, event, message, option,
 };
 
-use super::events::Events;
-use super::objects::{DescriptorHandle, Kind, Operation, OperationHandle};
+use super::events::{Events, NO_FAILURE, NO_FLAGS, UNLINKED};
+use super::objects::{DescriptorHandle, DescriptorRange, Kind, Operation, OperationHandle};
 use super::process::Process;
 use super::table::NONE;
 
@@ -30,7 +30,7 @@ pub struct Accepted {
     pub descriptor: DescriptorHandle,
     /// Offset of the data in the descriptor.
     pub offset: u64,
-    /// Device address of the data.
+    /// Device address of the data in the process's memory.
     pub address: u64,
     /// Bytes to move. The rest of a longer message is discarded.
     pub length: u32,
@@ -43,45 +43,45 @@ pub struct Accepted {
     pub events: Events,
 }
 
-/// Reason why a message is not taken.
+/// Reason why a process does not take a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
-    /// It is none of the kinds that a process gets.
+pub enum DropReason {
+    /// It is no put or get, or its length is beyond the limit.
     Kind,
-    /// The portal does not exist. It is counted as a drop.
+    /// The portal does not exist. The process counts the message as dropped.
     Portal,
-    /// Access control refuses it. It is counted as a violation.
+    /// Access control refuses it. The process counts the message as a violation.
     Access,
-    /// No match entry accepts the message. It is counted as a drop.
+    /// No match entry accepts it. The process counts the message as dropped.
     NoMatch,
     /// The reply or acknowledgement belongs to no operation any more.
     Stale,
-    /// As many operations are in progress as the process can have. It must be sent again.
+    /// As many operations are in progress as the process can have. The message must be sent again.
     Busy,
 }
 
 /// A message that the process does not take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Drop {
+pub struct Dropped {
     /// The reason.
-    pub reason: Refused,
+    pub reason: DropReason,
     /// Match entries that the search has visited.
     pub traversed: u32,
 }
 
-/// Fate of a put, a get, or a reply that has arrived.
+/// Result of matching a put, a get, or a reply that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant, reason = "it lives on the stack for the time of a call")]
 pub enum Incoming {
     /// The process accepts the message.
     Accepted(Accepted),
     /// The process does not accept the message.
-    Dropped(Drop),
+    Dropped(Dropped),
 }
 
 impl Incoming {
-    fn dropped(reason: Refused, traversed: u32) -> Self {
-        Self::Dropped(Drop { reason, traversed })
+    fn dropped(reason: DropReason, traversed: u32) -> Self {
+        Self::Dropped(Dropped { reason, traversed })
     }
 }
 
@@ -91,55 +91,63 @@ struct Arrival<'a> {
     header: &'a MessageHeader,
     /// Bytes that the initiator asks for.
     requested: u32,
-    /// The option that the descriptor must have.
-    operation: u16,
+    /// The option that permits the operation, which the descriptor must have: [`option::OP_PUT`] or
+    /// [`option::OP_GET`].
+    permission: u16,
+}
+
+/// The descriptor that accepts a message, and the range of its memory that the message uses.
+struct MatchedDescriptor {
+    descriptor: u16,
+    range: DescriptorRange,
 }
 
 /// Result of a search.
-struct MatchedEntry {
-    descriptor: u16,
-    offset: u64,
-    length: u64,
+struct SearchResult {
+    matched: Option<MatchedDescriptor>,
+    /// Match entries that the search has visited.
+    traversed: u32,
 }
 
 impl Process {
-    /// Handles the header of a put or get, and finds its descriptor (section 2.2).
+    /// Handles the header of a put or get: finds the descriptor that accepts it (section 2.2), and
+    /// begins the operation.
     pub fn incoming(&mut self, trusted: &TrustedHeader, header: &MessageHeader) -> Incoming {
-        let (requested, operation) = match trusted.kind {
+        let (requested, permission) = match trusted.kind {
             message::PUT => (u64::from(trusted.length), option::OP_PUT),
             message::GET => (header.header_data, option::OP_GET),
-            _ => return Incoming::dropped(Refused::Kind, 0),
+            _ => return Incoming::dropped(DropReason::Kind, 0),
         };
         if requested > u64::from(MAX_MESSAGE) {
-            return Incoming::dropped(Refused::Kind, 0);
+            return Incoming::dropped(DropReason::Kind, 0);
         }
         if self.incoming >= self.limits.incoming {
-            return Incoming::dropped(Refused::Busy, 0);
+            return Incoming::dropped(DropReason::Busy, 0);
         }
 
         let Some(list) = self.portals.get(usize::from(header.portal)) else {
             self.drops += 1;
-            return Incoming::dropped(Refused::Portal, 0);
+            return Incoming::dropped(DropReason::Portal, 0);
         };
         let head = list.head;
         if !self.access.permits(header.access, trusted.source_node, trusted.source_process, header.portal) {
             self.violations += 1;
-            return Incoming::dropped(Refused::Access, 0);
+            return Incoming::dropped(DropReason::Access, 0);
         }
 
-        let arrival = Arrival { trusted, header, requested: requested as u32, operation };
-        let (matched, traversed) = self.search(head, &arrival);
-        match matched.and_then(|matched| self.take(&arrival, matched, traversed)) {
+        let arrival = Arrival { trusted, header, requested: requested as u32, permission };
+        let SearchResult { matched, traversed } = self.search(head, &arrival);
+        match matched.and_then(|matched| self.begin_incoming(&arrival, matched, traversed)) {
             Some(accepted) => Incoming::Accepted(accepted),
             None => {
                 self.drops += 1;
-                Incoming::dropped(Refused::NoMatch, traversed)
+                Incoming::dropped(DropReason::NoMatch, traversed)
             }
         }
     }
 
     /// Walks a match list to the first descriptor that accepts a message.
-    fn search(&self, head: u16, arrival: &Arrival<'_>) -> (Option<MatchedEntry>, u32) {
+    fn search(&self, head: u16, arrival: &Arrival<'_>) -> SearchResult {
         let (bits, requested) = (arrival.header.match_bits, u64::from(arrival.requested));
         let (node, process) = (arrival.trusted.source_node, arrival.trusted.source_process);
         let (mut next, mut traversed) = (head, 0);
@@ -153,21 +161,28 @@ impl Process {
             }
 
             let descriptor = &self.descriptors[entry.descriptor];
-            if descriptor.inactive || !descriptor.has(arrival.operation) {
+            if descriptor.inactive || !descriptor.has(arrival.permission) {
                 continue;
             }
-            if let Some((offset, length)) = descriptor.fit(requested, arrival.header.offset) {
-                return (Some(MatchedEntry { descriptor: entry.descriptor, offset, length }), traversed);
+            if let Some(range) = descriptor.range_for(requested, arrival.header.offset) {
+                let matched = MatchedDescriptor { descriptor: entry.descriptor, range };
+                return SearchResult { matched: Some(matched), traversed };
             }
         }
-        (None, traversed)
+        SearchResult { matched: None, traversed }
     }
 
-    /// Begins the operation of a message on the descriptor that was found.
-    fn take(&mut self, arrival: &Arrival<'_>, matched: MatchedEntry, traversed: u32) -> Option<Accepted> {
+    /// Begins the operation of a message on the descriptor that was found. Returns `None` if the
+    /// table of operations is full.
+    fn begin_incoming(
+        &mut self,
+        arrival: &Arrival<'_>,
+        matched: MatchedDescriptor,
+        traversed: u32,
+    ) -> Option<Accepted> {
         let Arrival { trusted, header, requested, .. } = *arrival;
-        let is_put = arrival.operation == option::OP_PUT;
-        let MatchedEntry { descriptor, offset, length } = matched;
+        let is_put = arrival.permission == option::OP_PUT;
+        let MatchedDescriptor { descriptor, range: DescriptorRange { offset, length } } = matched;
         let link = self.next_link();
         let index = self.add_operation(Operation {
             match_bits: header.match_bits,
@@ -184,14 +199,14 @@ impl Process {
             is_lost: false,
         })?;
 
-        self.enter(descriptor);
-        self.descriptors[descriptor].count();
-        self.descriptors[descriptor].advance(offset + length);
+        self.count_begin(descriptor);
+        self.descriptors[descriptor].count_operation();
+        self.descriptors[descriptor].advance_offset(offset + length);
 
         let mut events = Events::default();
         if !self.descriptors[descriptor].has(option::START_DISABLE) {
             let kind = if is_put { event::PUT_START } else { event::GET_START };
-            self.record(&mut events, index, kind, 0, 0);
+            self.add_event(&mut events, index, kind, NO_FAILURE, NO_FLAGS);
         }
         Some(Accepted {
             operation: OperationHandle(self.operations.handle(index)),
@@ -215,7 +230,7 @@ impl Process {
             portal: arrival.header.portal,
             ..MessageHeader::default()
         };
-        if arrival.operation == option::OP_GET {
+        if arrival.permission == option::OP_GET {
             return Some(Answer { kind: message::REPLY, header, length: moved });
         }
 
@@ -223,6 +238,7 @@ impl Process {
         if !is_wanted || self.descriptors[descriptor].has(option::ACK_DISABLE) {
             return None;
         }
+        // The acknowledgement carries both lengths in its header data.
         let header_data = u64::from(requested) << 32 | u64::from(moved);
         Some(Answer {
             kind: message::PORTALS_ACK,
@@ -231,8 +247,8 @@ impl Process {
         })
     }
 
-    /// Takes the header of a reply. The answer is [`Incoming::Accepted`] for a get that waits for
-    /// it, and [`Refused::Stale`] for any other.
+    /// Handles the header of a reply. Returns [`Incoming::Accepted`] if a get waits for it, and
+    /// [`DropReason::Stale`] otherwise.
     pub fn reply(&mut self, trusted: &TrustedHeader, header: &MessageHeader) -> Incoming {
         let is_expected = |operation: &Operation| {
             operation.kind == Kind::Get
@@ -243,19 +259,20 @@ impl Process {
         let Some(index) =
             self.operations.find(header.operation).filter(|&index| is_expected(&self.operations[index]))
         else {
-            return Incoming::dropped(Refused::Stale, 0);
+            return Incoming::dropped(DropReason::Stale, 0);
         };
 
         let operation = &mut self.operations[index];
         operation.kind = Kind::Reply;
         operation.moved = trusted.length.min(operation.requested);
         let Operation { descriptor, offset, moved, .. } = *operation;
+        // The get waited for its reply; from now on it is in progress.
         self.descriptors[descriptor].waiting -= 1;
-        self.enter(descriptor);
+        self.count_begin(descriptor);
 
         let mut events = Events::default();
         if !self.descriptors[descriptor].has(option::START_DISABLE) {
-            self.record(&mut events, index, event::REPLY_START, 0, 0);
+            self.add_event(&mut events, index, event::REPLY_START, NO_FAILURE, NO_FLAGS);
         }
         Incoming::Accepted(Accepted {
             operation: OperationHandle(header.operation),
@@ -269,7 +286,7 @@ impl Process {
         })
     }
 
-    /// Takes Portals' acknowledgement of a put, and returns its events. An acknowledgement for a
+    /// Handles Portals' acknowledgement of a put, and returns its events. An acknowledgement for a
     /// descriptor that is inactive or unlinked has none.
     pub fn acknowledgement(&mut self, trusted: &TrustedHeader, header: &MessageHeader) -> Events {
         let mut events = Events::default();
@@ -279,7 +296,7 @@ impl Process {
             return events;
         };
 
-        self.descriptors[index].count();
+        self.descriptors[index].count_operation();
         let is_last = self.descriptors[index].is_finished();
         let record = EventRecord {
             match_bits: header.match_bits,
@@ -290,14 +307,14 @@ impl Process {
             process: trusted.source_process,
             portal: header.portal,
             kind: event::ACK,
-            flags: u16::from(is_last),
+            flags: if is_last { UNLINKED } else { NO_FLAGS },
             link: self.next_link(),
             ..EventRecord::default()
         };
 
-        self.record_for(&mut events, index, record);
+        self.add_descriptor_event(&mut events, index, record);
         if is_last {
-            self.record_for(&mut events, index, EventRecord { kind: event::UNLINK, ..record });
+            self.add_descriptor_event(&mut events, index, EventRecord { kind: event::UNLINK, ..record });
             self.remove_descriptor(index);
         }
         events

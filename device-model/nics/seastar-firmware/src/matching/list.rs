@@ -6,7 +6,7 @@ use super::objects::{Criteria, Entry, EntryHandle, Position};
 use super::process::{Process, Refusal};
 use super::table::NONE;
 
-/// First and last entry of a portal's list.
+/// First and last entry of a portal's list, or [`NONE`] if it is empty.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MatchList {
     pub(super) head: u16,
@@ -43,6 +43,7 @@ impl Process {
         })
     }
 
+    /// Adds a match entry between its neighbours, and returns its index.
     pub(super) fn insert_at(
         &mut self,
         neighbours: Neighbours,
@@ -58,13 +59,15 @@ impl Process {
         Ok(index)
     }
 
+    /// Removes a match entry from its list. It has no descriptor any more.
     pub(super) fn remove_entry(&mut self, index: u16) {
         let Entry { portal, previous, next, .. } = self.entries[index];
         self.join(portal, previous, next);
         self.entries.remove(index);
     }
 
-    /// Makes two entries neighbours in a list. [`NONE`] stands for its ends.
+    /// Makes two entries neighbours in a list. With [`NONE`] as `previous`, `next` becomes the
+    /// head; with [`NONE`] as `next`, `previous` becomes the tail.
     fn join(&mut self, portal: u8, previous: u16, next: u16) {
         let list = &mut self.portals[usize::from(portal)];
         match previous {

@@ -55,9 +55,9 @@ mod table;
 mod tests;
 
 pub use access::AccessEntry;
-pub use command::memory;
+pub use command::{CommandMemory, memory_of};
 pub use events::{Event, Events};
-pub use incoming::{Accepted, Answer, Drop, Incoming, Refused};
+pub use incoming::{Accepted, Answer, DropReason, Dropped, Incoming};
 pub use limits::{Identity, Limits};
 pub use objects::{
     Criteria, DescriptorHandle, EntryHandle, MemoryDescriptor, OperationHandle, Position, QueueHandle,

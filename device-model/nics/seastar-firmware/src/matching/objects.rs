@@ -97,7 +97,9 @@ pub(super) struct Entry {
     pub(super) criteria: Criteria,
     /// Index of its descriptor, or [`NONE`].
     pub(super) descriptor: u16,
+    /// The entry in front of it in its portal's list, or [`NONE`].
     pub(super) previous: u16,
+    /// The entry after it in its portal's list, or [`NONE`].
     pub(super) next: u16,
     pub(super) portal: u8,
     /// It is unlinked with its descriptor.
@@ -123,8 +125,14 @@ pub(super) struct Descriptor {
     pub(super) in_progress: u16,
     /// Gets that wait for a reply.
     pub(super) waiting: u16,
-    /// It answers no more operations: its threshold is 0, or its space is used up.
+    /// It takes no more operations: its threshold is 0, or its space is used up.
     pub(super) inactive: bool,
+}
+
+/// The range of a descriptor's memory that a message uses.
+pub(super) struct DescriptorRange {
+    pub(super) offset: u64,
+    pub(super) length: u64,
 }
 
 impl Descriptor {
@@ -152,34 +160,35 @@ impl Descriptor {
         self.options & options == options
     }
 
-    /// Counts an operation.
+    /// Counts an operation at the threshold. The last one makes the descriptor inactive.
     #[inline]
-    pub(super) fn count(&mut self) {
+    pub(super) fn count_operation(&mut self) {
         if self.threshold != THRESHOLD_INFINITE {
             self.threshold -= 1;
             self.inactive |= self.threshold == 0;
         }
     }
 
-    /// Returns the offset and the length with which the descriptor accepts a message, or `None` if
-    /// it does not accept it.
+    /// Returns the range for a message of `requested` bytes, or `None` if the descriptor does not
+    /// accept it. `remote_offset` is the offset that the initiator asks for.
     #[inline]
-    pub(super) fn fit(&self, requested: u64, remote_offset: u64) -> Option<(u64, u64)> {
+    pub(super) fn range_for(&self, requested: u64, remote_offset: u64) -> Option<DescriptorRange> {
         let offset = if self.has(option::MANAGE_REMOTE) { remote_offset } else { self.offset };
         let available = self.length.checked_sub(offset)?;
 
         if requested <= available {
-            Some((offset, requested))
+            Some(DescriptorRange { offset, length: requested })
         } else if self.has(option::TRUNCATE) {
-            Some((offset, available))
+            Some(DescriptorRange { offset, length: available })
         } else {
             None
         }
     }
 
-    /// Moves the locally managed offset after a message that was taken.
+    /// Moves the locally managed offset to the end of a message that was taken. The descriptor
+    /// becomes inactive if too few bytes are left.
     #[inline]
-    pub(super) fn advance(&mut self, end: u64) {
+    pub(super) fn advance_offset(&mut self, end: u64) {
         if self.has(option::MANAGE_REMOTE) {
             return;
         }
@@ -209,18 +218,29 @@ pub(super) struct Queue {
     pub(super) users: u32,
 }
 
+/// The slot of an event in the process's memory.
+pub(super) struct QueueSlot {
+    /// Number of the event, from 1, modulo 2^32.
+    pub(super) number: u32,
+    /// Device address of the slot.
+    pub(super) address: u64,
+}
+
 impl Queue {
-    /// Returns the number of the next event, and its address.
+    /// Takes the slot of the next event.
     #[inline]
-    pub(super) fn advance(&mut self) -> (u32, u64) {
-        let number = self.written;
-        self.written = number.wrapping_add(1);
-        let slot = u64::from(number & self.mask);
-        (number.wrapping_add(1), self.start + slot * size_of::<EventRecord>() as u64)
+    pub(super) fn take_slot(&mut self) -> QueueSlot {
+        let index = self.written;
+        self.written = index.wrapping_add(1);
+        let slot = u64::from(index & self.mask);
+        QueueSlot {
+            number: index.wrapping_add(1),
+            address: self.start + slot * size_of::<EventRecord>() as u64,
+        }
     }
 }
 
-/// Kind and progress of an operation.
+/// Kind of an operation, and for a get its progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// The process's put is being sent.
@@ -249,18 +269,20 @@ pub(super) struct Operation {
     pub(super) header_data: u64,
     /// Offset in the descriptor.
     pub(super) offset: u64,
+    /// Bytes that the initiator asks for.
     pub(super) requested: u32,
+    /// Bytes that are moved: fewer than requested if the message is truncated.
     pub(super) moved: u32,
-    /// The other node.
+    /// Node of the other process.
     pub(super) node: u32,
     /// Value that all its events share.
     pub(super) link: u32,
-    /// The process there.
+    /// Number of the other process on its node.
     pub(super) process: u16,
     /// Index of its descriptor, which exists as long as the operation.
     pub(super) descriptor: u16,
     pub(super) portal: u8,
     pub(super) kind: Kind,
-    /// A get whose reply does not come: the target's incarnation has ended.
+    /// It is a get to which no reply comes, because the target's incarnation has ended.
     pub(super) is_lost: bool,
 }

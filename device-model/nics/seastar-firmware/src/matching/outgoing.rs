@@ -4,7 +4,7 @@ use nicforge_hwi::seastar::{
     ANY_NODE, ANY_PROCESS, INLINE, MAX_MESSAGE, MessageHeader, PORTALS, code, event, message, option,
 };
 
-use super::events::Events;
+use super::events::{Events, NO_FAILURE, NO_FLAGS};
 use super::limits::Identity;
 use super::objects::{DescriptorHandle, Kind, Operation, OperationHandle};
 use super::process::{Process, Refusal};
@@ -28,9 +28,9 @@ pub struct Request {
     pub match_bits: u64,
     /// Offset at the target.
     pub offset: u64,
-    /// Data for the target's event. In a get it does not count.
+    /// Data that the target's event of a put shows. A get ignores it.
     pub header_data: u64,
-    /// Whether a put asks for an acknowledgement. In a get it does not count.
+    /// Whether a put asks for an acknowledgement. A get ignores it.
     pub acknowledge: bool,
     /// Data of a put of at most [`INLINE`] bytes, if they are not read from the descriptor.
     pub inline: Option<[u8; INLINE]>,
@@ -43,7 +43,7 @@ pub enum Source {
     None,
     /// In the process's memory, at this device address.
     Memory(u64),
-    /// Here.
+    /// In the message itself: these bytes.
     Inline([u8; INLINE]),
 }
 
@@ -60,7 +60,7 @@ pub struct Outgoing {
     pub header: MessageHeader,
     /// Bytes of data that the message carries.
     pub length: u32,
-    /// Its data.
+    /// Where these bytes are.
     pub source: Source,
     /// Events to write.
     pub events: Events,
@@ -84,13 +84,14 @@ impl Process {
             None => Source::Memory(self.descriptors[descriptor].start + request.local_offset),
         };
 
-        let index = self.start(request, descriptor, Kind::Put)?;
-        self.enter(descriptor);
+        let index = self.begin_outgoing(request, descriptor, Kind::Put)?;
+        self.count_begin(descriptor);
         let mut events = Events::default();
         if !self.descriptors[descriptor].has(option::START_DISABLE) {
-            self.record(&mut events, index, event::SEND_START, 0, 0);
+            self.add_event(&mut events, index, event::SEND_START, NO_FAILURE, NO_FLAGS);
         }
 
+        // The target's acknowledgement names the descriptor.
         let mut header = request.header(request.descriptor.0);
         header.header_data = request.header_data;
         header.options = if request.acknowledge { option::ACK } else { 0 };
@@ -105,10 +106,11 @@ impl Process {
     /// As for [`Process::put`].
     pub fn get(&mut self, request: &Request) -> Result<Outgoing, Refusal> {
         let descriptor = self.check_request(request)?;
-        let index = self.start(request, descriptor, Kind::Get)?;
+        let index = self.begin_outgoing(request, descriptor, Kind::Get)?;
         self.descriptors[descriptor].waiting += 1;
 
         let operation = OperationHandle(self.operations.handle(index));
+        // The target's reply names the operation. The header data of a get are its length.
         let mut header = request.header(operation.0);
         header.header_data = request.length;
         Ok(Outgoing {
@@ -122,7 +124,7 @@ impl Process {
         })
     }
 
-    /// Checks a request, and returns the index of its descriptor.
+    /// Checks what a put and a get have in common, and returns the index of the descriptor.
     fn check_request(&self, request: &Request) -> Result<u16, Refusal> {
         let index = self.find_descriptor(request.descriptor)?;
         let descriptor = &self.descriptors[index];
@@ -149,7 +151,7 @@ impl Process {
     }
 
     /// Adds the operation of a checked request, and counts it at the descriptor's threshold.
-    fn start(&mut self, request: &Request, descriptor: u16, kind: Kind) -> Result<u16, Refusal> {
+    fn begin_outgoing(&mut self, request: &Request, descriptor: u16, kind: Kind) -> Result<u16, Refusal> {
         let link = self.next_link();
         let length = request.length as u32;
         let operation = Operation {
@@ -168,18 +170,19 @@ impl Process {
         };
 
         let index = self.add_operation(operation).ok_or(Refusal(code::NO_SPACE))?;
-        self.descriptors[descriptor].count();
+        self.descriptors[descriptor].count_operation();
         Ok(index)
     }
 }
 
 impl Request {
-    /// Returns the header that a put and a get have in common.
-    fn header(&self, operation: u32) -> MessageHeader {
+    /// Returns the fields of the header that a put and a get have in common. `handle` comes back
+    /// with the target's answer: it names the descriptor of a put, or the operation of a get.
+    fn header(&self, handle: u32) -> MessageHeader {
         MessageHeader {
             match_bits: self.match_bits,
             offset: self.offset,
-            operation,
+            operation: handle,
             portal: self.portal,
             access: self.access,
             ..MessageHeader::default()

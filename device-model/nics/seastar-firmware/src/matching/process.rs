@@ -52,8 +52,8 @@ pub struct Process {
     pub(super) incoming: u16,
     /// Operations in progress that the process has started.
     pub(super) outgoing: u16,
-    /// Number of operations that have begun.
-    pub(super) links: u32,
+    /// Link of the latest operation or acknowledgement: see [`Process::next_link`].
+    pub(super) last_link: u32,
     /// Messages that no descriptor took.
     pub(super) drops: u64,
     /// Messages that access control refused.
@@ -71,6 +71,7 @@ impl Process {
     /// Makes a process that comes after another one of the same name. `generation` is the former
     /// process's [`Process::next_generation`], so that handles of the former are invalid here.
     pub fn with_generation(identity: Identity, limits: Limits, generation: u16) -> Self {
+        // The generation of an entry that exists is odd.
         let generation = generation | 1;
         let operations = limits.incoming.saturating_add(limits.outgoing);
         Self {
@@ -84,7 +85,7 @@ impl Process {
             operations: Table::new(operations, generation),
             incoming: 0,
             outgoing: 0,
-            links: 0,
+            last_link: 0,
             drops: 0,
             violations: 0,
             generation,
@@ -93,7 +94,7 @@ impl Process {
 
     /// Returns the generation of a process that comes after this one.
     pub fn next_generation(&self) -> u16 {
-        // Messages of other nodes name operations and descriptors.
+        // Only handles of operations and descriptors are in messages, which can arrive late.
         let used = self.operations.used_generations().max(self.descriptors.used_generations());
         self.generation.wrapping_add(used)
     }
@@ -116,15 +117,15 @@ impl Process {
     /// Adds an event queue (`PtlEQAlloc`) of `events` slots: a power of two from 2 to
     /// [`MAX_EVENTS`]. The process has filled its memory with zeros.
     ///
-    /// A slot is overwritten when the queue comes round; the process recognises that by the number
+    /// A slot is overwritten when the queue wraps around. The process recognises that by the number
     /// of the event.
     ///
     /// # Errors
     /// `SEGMENT_VIOLATION` for a wrong number, or an address that is no multiple of 64; `NO_SPACE`.
     pub fn allocate_queue(&mut self, start: u64, events: u64) -> Result<QueueHandle, Refusal> {
-        let size_is_good = events.is_power_of_two() && (2..=MAX_EVENTS).contains(&events);
+        let has_good_size = events.is_power_of_two() && (2..=MAX_EVENTS).contains(&events);
         let bytes = size_of::<EventRecord>() as u64;
-        if !size_is_good || !start.is_multiple_of(bytes) || start.checked_add(events * bytes).is_none() {
+        if !has_good_size || !start.is_multiple_of(bytes) || start.checked_add(events * bytes).is_none() {
             return Err(Refusal(code::SEGMENT_VIOLATION));
         }
 
@@ -178,6 +179,7 @@ impl Process {
         if self.descriptors[descriptor].in_progress > 0 {
             return Err(Refusal(code::ENTRY_IN_USE));
         }
+        // The entry is removed with its descriptor, whether or not it unlinks by itself.
         self.entries[index].unlinks = true;
         self.remove_descriptor(descriptor);
         Ok(())
@@ -202,7 +204,7 @@ impl Process {
         Ok(DescriptorHandle(self.descriptors.handle(index)))
     }
 
-    /// Adds a descriptor that no match entry has (`PtlMDBind`), for outgoing operations.
+    /// Adds a descriptor without a match entry (`PtlMDBind`), for outgoing operations.
     ///
     /// # Errors
     /// `DESCRIPTOR_ILLEGAL` for a threshold or options that do not exist; `SEGMENT_VIOLATION` for
@@ -304,15 +306,18 @@ impl Process {
         }
     }
 
+    /// Returns the index of a descriptor.
     pub(super) fn find_descriptor(&self, descriptor: DescriptorHandle) -> Result<u16, Refusal> {
         self.descriptors.find(descriptor.0).ok_or(Refusal(code::DESCRIPTOR_INVALID))
     }
 
+    /// Returns the index of an event queue.
     fn find_queue(&self, queue: QueueHandle) -> Result<u16, Refusal> {
         self.queues.find(queue.0).ok_or(Refusal(code::QUEUE_INVALID))
     }
 
-    /// Returns whether the tested queue is empty, or there is no test.
+    /// Returns whether the tested queue is empty and stays empty until another operation begins, or
+    /// there is no test.
     fn is_empty(&self, test: Option<QueueTest>) -> Result<bool, Refusal> {
         let Some(test) = test else { return Ok(true) };
         let queue = &self.queues[self.find_queue(test.queue)?];
@@ -330,6 +335,8 @@ impl Process {
         values.queue.map_or(Ok(NONE), |queue| self.find_queue(queue))
     }
 
+    /// Adds a descriptor with these values for the entry at an index, or [`NONE`]. The caller links
+    /// the entry to it.
     fn add_descriptor(&mut self, values: &MemoryDescriptor, entry: u16) -> Result<u16, Refusal> {
         let queue = self.check_descriptor(values)?;
         let index =
@@ -371,12 +378,14 @@ impl Process {
         self.descriptors[descriptor].waiting = 0;
     }
 
+    /// Counts a descriptor at its queue, if it has one.
     fn use_queue(&mut self, queue: u16) {
         if queue != NONE {
             self.queues[queue].users += 1;
         }
     }
 
+    /// Ends the count of a descriptor at its queue, if it has one.
     fn release_queue(&mut self, queue: u16) {
         if queue != NONE {
             self.queues[queue].users -= 1;

@@ -8,11 +8,16 @@ pub(super) const NONE: u16 = u16::MAX;
 /// Bytes that a table keeps for each entry, besides the entry.
 const BYTES_OF_SLOT: usize = size_of::<u16>() * 2;
 
-/// A table. The generation of an entry is odd while the entry exists.
+/// A table. A handle of an entry has its index in the lower half and its generation in the upper
+/// half. The generation at an index counts up at each insertion and removal, and is odd while the
+/// entry exists.
 #[derive(Debug)]
 pub(super) struct Table<T> {
+    /// The entry that is or was last at each index.
     items: Vec<T>,
+    /// The generation at each index.
     generations: Vec<u16>,
+    /// Indices below the length of `items` without an entry.
     free: Vec<u16>,
     capacity: u16,
     /// Generation of the first entry at each index.
@@ -83,10 +88,11 @@ impl<T> Table<T> {
         (current == generation && current & 1 == 1).then_some(index)
     }
 
-    /// Returns how far the next unused generation of all indices is after the first one.
+    /// Returns the number of generations that the table has used up: from the first one to the next
+    /// odd one that no index has had.
     pub(super) fn used_generations(&self) -> u16 {
-        let behind = |generation: &u16| (generation.wrapping_add(1) | 1).wrapping_sub(self.first);
-        self.generations.iter().map(behind).max().unwrap_or(0)
+        let used = |generation: &u16| (generation.wrapping_add(1) | 1).wrapping_sub(self.first);
+        self.generations.iter().map(used).max().unwrap_or(0)
     }
 
     /// Returns whether an index names an entry.
@@ -94,7 +100,7 @@ impl<T> Table<T> {
         self.generations.get(usize::from(index)).is_some_and(|generation| generation & 1 == 1)
     }
 
-    /// Returns the number of entries that have ever existed at a time: all indices lie below.
+    /// Returns the number of indices that have ever been used. All entries lie below it.
     pub(super) fn end(&self) -> u16 {
         self.items.len() as u16
     }

@@ -79,7 +79,7 @@ fn accepted(incoming: Incoming) -> Accepted {
     }
 }
 
-fn reason(incoming: Incoming) -> Refused {
+fn reason(incoming: Incoming) -> DropReason {
     match incoming {
         Incoming::Accepted(accepted) => panic!("accepted: {accepted:?}"),
         Incoming::Dropped(drop) => drop.reason,
@@ -172,7 +172,7 @@ fn a_locally_managed_descriptor_is_used_up_below_its_largest_size() {
     let first = accepted(arrive(&mut process, message::PUT, 30));
     let second = accepted(arrive(&mut process, message::PUT, 15));
     assert_eq!(second.address, MEMORY + 30);
-    assert_eq!(reason(arrive(&mut process, message::PUT, 1)), Refused::NoMatch);
+    assert_eq!(reason(arrive(&mut process, message::PUT, 1)), DropReason::NoMatch);
     assert_eq!(kinds(&process.end(first.operation, 0)), []);
     assert_eq!(kinds(&process.end(second.operation, 0)), [event::UNLINK]);
 }
@@ -186,9 +186,9 @@ fn a_remotely_managed_descriptor_uses_the_offset_of_the_initiator() {
     let acceptance = accepted(process.incoming(&trusted, &MessageHeader { offset: 56, ..header }));
     assert_eq!(acceptance.address, MEMORY + 56);
     let beyond = MessageHeader { offset: 57, ..header };
-    assert_eq!(reason(process.incoming(&trusted, &beyond)), Refused::NoMatch);
+    assert_eq!(reason(process.incoming(&trusted, &beyond)), DropReason::NoMatch);
     let wrapped = MessageHeader { offset: u64::MAX, ..header };
-    assert_eq!(reason(process.incoming(&trusted, &wrapped)), Refused::NoMatch);
+    assert_eq!(reason(process.incoming(&trusted, &wrapped)), DropReason::NoMatch);
 }
 
 #[test]
@@ -231,12 +231,12 @@ fn access_control_refuses_and_counts() {
     let (trusted, header) = arriving(message::PUT, 1);
     let by = |access| MessageHeader { access, ..header };
 
-    assert_eq!(reason(process.incoming(&trusted, &by(1))), Refused::Access);
+    assert_eq!(reason(process.incoming(&trusted, &by(1))), DropReason::Access);
     process.set_access(1, AccessEntry { node: PEER.node, process: ANY_PROCESS, portal: ANY_PORTAL }).unwrap();
     accepted(process.incoming(&trusted, &by(1)));
     process.set_access(0, AccessEntry { node: ANY_NODE, process: ANY_PROCESS, portal: PORTAL + 1 }).unwrap();
-    assert_eq!(reason(process.incoming(&trusted, &by(0))), Refused::Access);
-    assert_eq!(reason(process.incoming(&trusted, &by(255))), Refused::Access);
+    assert_eq!(reason(process.incoming(&trusted, &by(0))), DropReason::Access);
+    assert_eq!(reason(process.incoming(&trusted, &by(255))), DropReason::Access);
 
     assert_eq!(process.status(status::PERMISSION_VIOLATIONS), Ok(3));
     assert_eq!(process.status(status::DROP_COUNT), Ok(0));
@@ -250,9 +250,9 @@ fn messages_without_a_match_are_dropped_and_counted() {
     posted(&mut process, &values(queue, 64, THRESHOLD_INFINITE, option::OP_GET));
     let (trusted, header) = arriving(message::PUT, 1);
 
-    assert_eq!(reason(process.incoming(&trusted, &header)), Refused::NoMatch);
+    assert_eq!(reason(process.incoming(&trusted, &header)), DropReason::NoMatch);
     let outside = MessageHeader { portal: 64, ..header };
-    assert_eq!(reason(process.incoming(&trusted, &outside)), Refused::Portal);
+    assert_eq!(reason(process.incoming(&trusted, &outside)), DropReason::Portal);
     assert_eq!(process.status(status::DROP_COUNT), Ok(2));
 }
 
@@ -263,7 +263,7 @@ fn more_operations_than_the_limit_are_busy_and_not_counted() {
     let acceptances: Vec<_> =
         (0..LIMITS.incoming).map(|_| accepted(arrive(&mut process, message::PUT, 1))).collect();
 
-    assert_eq!(reason(arrive(&mut process, message::PUT, 1)), Refused::Busy);
+    assert_eq!(reason(arrive(&mut process, message::PUT, 1)), DropReason::Busy);
     assert_eq!(process.status(status::DROP_COUNT), Ok(0));
     process.end(acceptances[1].operation, 0);
     accepted(arrive(&mut process, message::PUT, 1));
@@ -309,14 +309,14 @@ fn a_reply_is_taken_once_and_from_its_target_only() {
     let (trusted, header) = arriving(message::REPLY, 1000);
     let header = MessageHeader { operation: get.header.operation, ..header };
     let forged = TrustedHeader { source_process: 9, ..trusted };
-    assert_eq!(reason(process.reply(&forged, &header)), Refused::Stale);
+    assert_eq!(reason(process.reply(&forged, &header)), DropReason::Stale);
     let reply = accepted(process.reply(&trusted, &header));
     assert_eq!((reply.address, reply.length), (MEMORY + 16, 32));
     assert_eq!(kinds(&reply.events), [event::REPLY_START]);
-    assert_eq!(reason(process.reply(&trusted, &header)), Refused::Stale);
+    assert_eq!(reason(process.reply(&trusted, &header)), DropReason::Stale);
 
     assert_eq!(kinds(&process.end(reply.operation, 0)), [event::REPLY_END, event::UNLINK]);
-    assert_eq!(reason(process.reply(&trusted, &header)), Refused::Stale);
+    assert_eq!(reason(process.reply(&trusted, &header)), DropReason::Stale);
 }
 
 #[test]
@@ -399,7 +399,7 @@ fn a_post_with_an_event_in_the_tested_queue_changes_nothing() {
 
     let test = Some(QueueTest { queue, taken: 0 });
     assert_eq!(process.post(Position::Tail(PORTAL), ANYONE, true, &one, test), Ok(None));
-    assert_eq!(reason(arrive(&mut process, message::PUT, 1)), Refused::NoMatch);
+    assert_eq!(reason(arrive(&mut process, message::PUT, 1)), DropReason::NoMatch);
 }
 
 #[test]
@@ -459,8 +459,8 @@ fn commands_invoke_the_operations_with_their_arguments() {
     let mut process = Process::new(SELF, LIMITS);
     let none = Command { queue: NO_HANDLE, test_queue: NO_HANDLE, ..Command::default() };
     let queue = Command { kind: command::ALLOCATE_QUEUE, start: QUEUE, length: 4, ..none };
-    assert_eq!(memory(&queue), Some((QUEUE, 256)));
-    let queue = process.command(&queue).value as u32;
+    assert_eq!(memory_of(&queue), Some(CommandMemory { start: QUEUE, length: 256 }));
+    let queue = process.carry_out(&queue).value as u32;
 
     let post = Command {
         kind: command::POST,
@@ -477,20 +477,20 @@ fn commands_invoke_the_operations_with_their_arguments() {
         portal: PORTAL,
         ..none
     };
-    let first = process.command(&post);
+    let first = process.carry_out(&post);
     assert_eq!(first.code, code::OK);
     let acceptance = accepted(arrive(&mut process, message::PUT, 8));
     assert_eq!(u64::from(acceptance.descriptor.0), first.extra);
-    let second = process.command(&post);
+    let second = process.carry_out(&post);
     assert_eq!((second.code, second.value, second.extra), (code::OK, NO_HANDLE.into(), NO_HANDLE.into()));
 
     assert_eq!(process.end(acceptance.operation, 0).len(), 2);
     let unlink = Command { kind: command::UNLINK_ENTRY, handle: first.value as u32, ..none };
-    assert_eq!(process.command(&unlink).code, code::ENTRY_INVALID);
-    assert_eq!(process.command(&Command { kind: 99, ..none }).code, code::COMMAND_INVALID);
+    assert_eq!(process.carry_out(&unlink).code, code::ENTRY_INVALID);
+    assert_eq!(process.carry_out(&Command { kind: 99, ..none }).code, code::COMMAND_INVALID);
     let outside = vec![option::ACK, option::OP_PUT];
     for options in outside {
         let entry = Command { kind: command::ATTACH_ENTRY, options, ..none };
-        assert_eq!(process.command(&entry).code, code::COMMAND_INVALID);
+        assert_eq!(process.carry_out(&entry).code, code::COMMAND_INVALID);
     }
 }

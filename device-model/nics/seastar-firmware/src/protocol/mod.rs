@@ -72,7 +72,8 @@ impl<const MODULUS: u32> Sequence<MODULUS> {
         (later.position() + round - self.position()) % round
     }
 
-    /// Returns the position in a round of `MODULUS` - 1 numbers.
+    /// Returns the position in a round of `MODULUS` - 1 numbers: 0 for 1, 1 for 2, and so on. The
+    /// initial number has the last position.
     #[inline]
     const fn position(self) -> u32 {
         (self.0 as u32 + MODULUS - 2) % (MODULUS - 1)

@@ -18,12 +18,12 @@ pub enum Answer {
 /// Decision about a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Judgement {
-    /// The message is taken. If not, its data are discarded.
+    /// Whether the message is taken. If not, its data are discarded.
     pub taken: bool,
     /// The answer.
     pub answer: Answer,
-    /// The pair has left the abnormal state with this message, or has entered it.
-    pub changed: bool,
+    /// The pair leaves the abnormal state with this message, or enters it.
+    pub changes_state: bool,
 }
 
 /// State of another node as a sender to this one.
@@ -49,27 +49,29 @@ impl<const MODULUS: u32> Receiver<MODULUS> {
 
     /// Judges a message whose header has arrived, and whose data can be received.
     ///
-    /// `resynchronizes`: the header says that the sender has given up all messages before it.
+    /// `resynchronizes` is the flag in its header: the sender has given up all messages before it,
+    /// so that it is taken whatever number is expected.
     #[inline]
     pub fn judge_header(&mut self, sequence: Sequence<MODULUS>, resynchronizes: bool) -> Judgement {
         if !self.takes(sequence, resynchronizes) {
-            return Judgement { taken: false, answer: Answer::Nack, changed: false };
+            return Judgement { taken: false, answer: Answer::Nack, changes_state: false };
         }
-        let changed = self.expected.take().is_some();
+        let changes_state = self.expected.take().is_some();
 
         let answer = if self.seen { Answer::Ack } else { Answer::FirstPostbootAck };
         self.seen = true;
-        Judgement { taken: true, answer, changed }
+        Judgement { taken: true, answer, changes_state }
     }
 
     /// Judges a message that the hardware has dropped, because all streams are in use.
     #[inline]
     pub fn judge_dropped(&mut self, sequence: Sequence<MODULUS>, resynchronizes: bool) -> Judgement {
-        let changed = self.expected.is_none();
-        if changed || sequence == Sequence::INITIAL || resynchronizes {
+        // In the abnormal state, the first dropped message is the one to expect.
+        let changes_state = self.expected.is_none();
+        if changes_state || sequence == Sequence::INITIAL || resynchronizes {
             self.expected = Some(sequence);
         }
-        Judgement { taken: false, answer: Answer::Nack, changed }
+        Judgement { taken: false, answer: Answer::Nack, changes_state }
     }
 
     /// Forgets the sender: its incarnation has ended. Returns whether the pair was in the abnormal
@@ -85,7 +87,8 @@ impl<const MODULUS: u32> Receiver<MODULUS> {
 pub struct Pressure {
     /// Number of senders in the abnormal state. While it is 0, no sequence number is checked.
     abnormal: u32,
-    /// Negative less positive acknowledgements, between 0 and [`Pressure::MAX_PLACE`].
+    /// Number of negative acknowledgements minus that of positive ones, kept between 0 and
+    /// [`Pressure::MAX_PLACE`]: an estimate of how many senders wait.
     place: u16,
 }
 
@@ -100,22 +103,23 @@ impl Pressure {
         self.abnormal != 0
     }
 
-    /// Returns the place in line of the next sender that is refused.
+    /// Returns the place in line that the latest refused sender has.
     #[must_use]
     #[inline]
     pub fn place(self) -> u16 {
         self.place
     }
 
-    /// Counts a judgement. Returns the place in line, for a negative acknowledgement.
+    /// Counts a judgement. Returns the place in line that a negative acknowledgement carries: the
+    /// sender waits for longer, the larger it is.
     #[inline]
-    pub fn count(&mut self, judgement: Judgement) -> u16 {
+    pub fn record(&mut self, judgement: Judgement) -> u16 {
         if judgement.taken {
             self.place = self.place.saturating_sub(1);
-            self.abnormal = self.abnormal.saturating_sub(u32::from(judgement.changed));
+            self.abnormal = self.abnormal.saturating_sub(u32::from(judgement.changes_state));
         } else if judgement.answer == Answer::Nack {
             self.place = Self::MAX_PLACE.min(self.place + 1);
-            self.abnormal += u32::from(judgement.changed);
+            self.abnormal += u32::from(judgement.changes_state);
         }
         self.place
     }

@@ -21,7 +21,7 @@ use super::Sequence;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Slot(pub u16);
 
-/// Fate of a message as far as the sender knows.
+/// The state of a message as the sender knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Verdict {
     /// It is not acknowledged.
@@ -32,7 +32,7 @@ enum Verdict {
     Failed,
 }
 
-/// The flow control's part of a message in flight.
+/// The flow control's state of a message in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flight<const MODULUS: u32> {
     sequence: Sequence<MODULUS>,
@@ -45,8 +45,9 @@ pub struct Flight<const MODULUS: u32> {
     in_engine: bool,
     /// It needs a stream at the receiver.
     is_long: bool,
-    /// It counts as taken when it has been transmitted.
+    /// It needs no acknowledgement: it counts as taken when it has been transmitted.
     is_implicit: bool,
+    /// It resynchronises the receiver, which then takes it whatever number it expects.
     resynchronizes: bool,
 }
 
@@ -129,15 +130,15 @@ pub enum Response {
     FirstPostbootAck,
 }
 
-/// Effect of a response.
+/// Effect of a response on the send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reaction {
     /// Nothing: no message in flight has the number, or the response is for an earlier
     /// transmission.
     Ignored,
-    /// Messages may have ended: see [`Sender::leave`].
+    /// Messages may have ended: see [`Sender::pop_ended`].
     Ended,
-    /// Messages must be transmitted again: see [`Sender::next`].
+    /// Messages must be transmitted again: see [`Sender::next_to_transmit`].
     Repeat,
 }
 
@@ -153,14 +154,18 @@ pub enum Outcome {
 /// The send queue of messages in flight to a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Sender {
+    /// The first message of the send queue.
     head: Option<Slot>,
+    /// The last message of the send queue.
     tail: Option<Slot>,
+    /// The first message that must be transmitted, or `None` if all are.
     cursor: Option<Slot>,
     /// All messages in front of this one fail, unless they were taken.
     fail_before: Option<Slot>,
+    /// Number of messages in the send queue.
     count: u16,
-    /// Number of messages that need an acknowledgement and were not taken yet.
-    explicit: u16,
+    /// Number of messages that need an acknowledgement and have none yet.
+    unacknowledged: u16,
 }
 
 impl Sender {
@@ -183,17 +188,17 @@ impl Sender {
     #[must_use]
     pub fn waits_for_answer<const MODULUS: u32>(&self, flights: &impl Flights<MODULUS>) -> bool {
         let Some(head) = self.head else { return false };
-        let fails = self.fail_before.is_some_and(|limit| limit != head);
+        let head_fails = self.fail_before.is_some_and(|limit| limit != head);
         let is_waiting = |flight: &Flight<MODULUS>| flight.verdict == Verdict::Waiting && !flight.in_engine;
-        !fails && self.cursor != Some(head) && flights.flight(head).is_some_and(is_waiting)
+        !head_fails && self.cursor != Some(head) && flights.flight(head).is_some_and(is_waiting)
     }
 
     /// Puts a message at the end of the send queue.
     ///
     /// With `implicit`, a short message needs no acknowledgement, if all messages in front of it
-    /// were taken or need none either. A message that is refused has all after it refused, and an
-    /// implicit one is not repeated.
-    pub fn join<const MODULUS: u32>(
+    /// were taken or need none either: if one in front were refused, the receiver would refuse this
+    /// one, too, and an implicit message is never repeated.
+    pub fn push<const MODULUS: u32>(
         &mut self,
         flights: &mut impl Flights<MODULUS>,
         slot: Slot,
@@ -201,9 +206,9 @@ impl Sender {
         resynchronizes: bool,
     ) {
         let Some(flight) = flights.flight_mut(slot) else { return };
-        flight.is_implicit = implicit && !flight.is_long && self.explicit == 0;
+        flight.is_implicit = implicit && !flight.is_long && self.unacknowledged == 0;
         flight.resynchronizes = resynchronizes;
-        self.explicit += u16::from(!flight.is_implicit);
+        self.unacknowledged += u16::from(!flight.is_implicit);
         self.count += 1;
 
         match self.tail.replace(slot).and_then(|tail| flights.flight_mut(tail)) {
@@ -217,10 +222,11 @@ impl Sender {
 
     /// Returns the message to transmit next, or `None` if all are transmitted, or if the transmit
     /// DMA engine still has the one to repeat: a message is sent whole before it is repeated.
-    pub fn next<const MODULUS: u32>(&mut self, flights: &impl Flights<MODULUS>) -> Option<Slot> {
+    pub fn next_to_transmit<const MODULUS: u32>(&mut self, flights: &impl Flights<MODULUS>) -> Option<Slot> {
         loop {
             let slot = self.cursor?;
             let flight = flights.flight(slot)?;
+            // A message that has ended is not repeated.
             if flight.verdict == Verdict::Waiting {
                 return (!flight.in_engine).then_some(slot);
             }
@@ -228,8 +234,13 @@ impl Sender {
         }
     }
 
-    /// Passes a message that [`Self::next`] has returned to the transmit DMA engine.
-    pub fn start<const MODULUS: u32>(&mut self, flights: &mut impl Flights<MODULUS>, slot: Slot) {
+    /// Records that a message that [`Self::next_to_transmit`] has returned is passed to the
+    /// transmit DMA engine.
+    pub fn begin_transmission<const MODULUS: u32>(
+        &mut self,
+        flights: &mut impl Flights<MODULUS>,
+        slot: Slot,
+    ) {
         let Some(flight) = flights.flight_mut(slot) else { return };
         flight.in_engine = true;
         flight.unanswered = flight.unanswered.saturating_add(u8::from(!flight.is_implicit));
@@ -245,7 +256,7 @@ impl Sender {
         }
     }
 
-    /// Handles a response.
+    /// Handles a response to the message with a sequence number.
     pub fn respond<const MODULUS: u32>(
         &mut self,
         flights: &mut impl Flights<MODULUS>,
@@ -253,7 +264,8 @@ impl Sender {
         sequence: Sequence<MODULUS>,
     ) -> Reaction {
         let Some(slot) = flights.find(sequence) else { return Reaction::Ignored };
-        let repeats = self.is_at_or_behind(flights, slot, self.cursor);
+        // It will be transmitted again anyhow, or it fails anyhow.
+        let will_repeat = self.is_at_or_behind(flights, slot, self.cursor);
         let fails = self.fail_before.is_some() && !self.is_at_or_behind(flights, slot, self.fail_before);
         let Some(flight) = flights.flight_mut(slot) else { return Reaction::Ignored };
 
@@ -264,22 +276,23 @@ impl Sender {
 
         match response {
             Response::Nack => {
-                if repeats || flight.unanswered != 0 {
+                // A later transmission has not been answered, or one is still to come.
+                if will_repeat || flight.unanswered != 0 {
                     return Reaction::Ignored;
                 }
                 self.cursor = Some(slot);
                 Reaction::Repeat
             }
             Response::Ack => {
-                self.decide(flight, Verdict::Taken);
+                self.set_verdict(flight, Verdict::Taken);
                 Reaction::Ended
             }
             Response::FirstPostbootAck | Response::PrebootAck => {
                 let taken = response == Response::FirstPostbootAck;
-                self.decide(flight, if taken { Verdict::Taken } else { Verdict::Failed });
+                self.set_verdict(flight, if taken { Verdict::Taken } else { Verdict::Failed });
 
-                // No message in front of this one is repeated.
-                if repeats {
+                // All messages in front of this one fail, so that none of them is repeated.
+                if will_repeat {
                     self.cursor = flight.next;
                 }
                 self.fail_before = Some(slot);
@@ -293,14 +306,14 @@ impl Sender {
     pub fn fail_all<const MODULUS: u32>(&mut self, flights: &mut impl Flights<MODULUS>) {
         let Some(tail) = self.tail else { return };
         if let Some(flight) = flights.flight_mut(tail).filter(|flight| flight.verdict == Verdict::Waiting) {
-            self.decide(flight, Verdict::Failed);
+            self.set_verdict(flight, Verdict::Failed);
         }
         self.cursor = None;
         self.fail_before = Some(tail);
     }
 
-    /// Returns whether all messages are transmitted and the one at the head waits for its answer:
-    /// neither [`Self::leave`] nor [`Self::next`] has one then.
+    /// Returns whether all messages are transmitted and the one at the head waits for its answer.
+    /// Neither [`Self::pop_ended`] nor [`Self::next_to_transmit`] returns a message then.
     #[inline]
     #[must_use]
     pub fn only_waits<const MODULUS: u32>(&self, flights: &impl Flights<MODULUS>) -> bool {
@@ -312,7 +325,7 @@ impl Sender {
 
     /// Takes the message at the head out of the send queue, if it has ended and the transmit DMA
     /// engine does not have it. A caller calls this until it returns `None`.
-    pub fn leave<const MODULUS: u32>(
+    pub fn pop_ended<const MODULUS: u32>(
         &mut self,
         flights: &mut impl Flights<MODULUS>,
     ) -> Option<(Slot, Outcome)> {
@@ -329,8 +342,9 @@ impl Sender {
             return None;
         }
 
+        // It was never acknowledged: one behind it has made it fail.
         if flight.verdict == Verdict::Waiting {
-            self.explicit -= u16::from(!flight.is_implicit);
+            self.unacknowledged -= u16::from(!flight.is_implicit);
         }
         self.fail_before = self.fail_before.filter(|limit| *limit != slot);
         self.head = flight.next;
@@ -339,10 +353,10 @@ impl Sender {
         Some((slot, outcome))
     }
 
-    /// Decides a message.
-    fn decide<const MODULUS: u32>(&mut self, flight: &mut Flight<MODULUS>, verdict: Verdict) {
+    /// Records what has become of a message that was waiting.
+    fn set_verdict<const MODULUS: u32>(&mut self, flight: &mut Flight<MODULUS>, verdict: Verdict) {
         flight.verdict = verdict;
-        self.explicit -= u16::from(!flight.is_implicit);
+        self.unacknowledged -= u16::from(!flight.is_implicit);
     }
 
     /// Returns whether a message is `other`, or follows it in the queue. Returns false if `other`
@@ -353,11 +367,11 @@ impl Sender {
         slot: Slot,
         other: Option<Slot>,
     ) -> bool {
-        let place = |slot: Option<Slot>| {
+        let distance_from_head = |slot: Option<Slot>| {
             let head = flights.flight(self.head?)?;
             Some(head.sequence.distance(flights.flight(slot?)?.sequence))
         };
-        match (place(Some(slot)), place(other)) {
+        match (distance_from_head(Some(slot)), distance_from_head(other)) {
             (Some(slot), Some(other)) => slot >= other,
             _ => false,
         }

@@ -33,9 +33,9 @@ fn transmitted(count: u16) -> (Sender, Array) {
     let mut flights = Array([None; 4]);
     for slot in 0..count {
         flights.0[usize::from(slot)] = Some(Flight::new(number(slot + 1), true));
-        sender.join(&mut flights, Slot(slot), false, false);
-        let next = sender.next(&flights).unwrap();
-        sender.start(&mut flights, next);
+        sender.push(&mut flights, Slot(slot), false, false);
+        let next = sender.next_to_transmit(&flights).unwrap();
+        sender.begin_transmission(&mut flights, next);
         sender.transmitted(&mut flights, next);
     }
     (sender, flights)
@@ -59,17 +59,17 @@ fn sequence_numbers_skip_the_initial_one() {
 #[test]
 fn message_ends_when_acknowledged_and_transmitted_in_either_order() {
     let (mut sender, mut flights) = transmitted(1);
-    assert_eq!(sender.leave(&mut flights), None);
+    assert_eq!(sender.pop_ended(&mut flights), None);
     assert_eq!(respond(&mut sender, &mut flights, Response::Ack, 1), Reaction::Ended);
-    assert_eq!(sender.leave(&mut flights), Some((Slot(0), Outcome::Taken)));
+    assert_eq!(sender.pop_ended(&mut flights), Some((Slot(0), Outcome::Taken)));
 
     flights.0[0] = Some(Flight::new(number(1), true));
-    sender.join(&mut flights, Slot(0), false, false);
-    sender.start(&mut flights, Slot(0));
+    sender.push(&mut flights, Slot(0), false, false);
+    sender.begin_transmission(&mut flights, Slot(0));
     respond(&mut sender, &mut flights, Response::Ack, 1);
-    assert_eq!(sender.leave(&mut flights), None);
+    assert_eq!(sender.pop_ended(&mut flights), None);
     sender.transmitted(&mut flights, Slot(0));
-    assert_eq!(sender.leave(&mut flights), Some((Slot(0), Outcome::Taken)));
+    assert_eq!(sender.pop_ended(&mut flights), Some((Slot(0), Outcome::Taken)));
 }
 
 #[test]
@@ -78,29 +78,29 @@ fn refused_message_and_all_behind_it_are_repeated_in_order() {
 
     assert_eq!(respond(&mut sender, &mut flights, Response::Nack, 1), Reaction::Repeat);
     for slot in 0..3 {
-        assert_eq!(sender.next(&flights), Some(Slot(slot)));
-        sender.start(&mut flights, Slot(slot));
+        assert_eq!(sender.next_to_transmit(&flights), Some(Slot(slot)));
+        sender.begin_transmission(&mut flights, Slot(slot));
         sender.transmitted(&mut flights, Slot(slot));
     }
 
     // The answers to the first transmissions of the others repeat nothing.
     assert_eq!(respond(&mut sender, &mut flights, Response::Nack, 2), Reaction::Ignored);
     assert_eq!(respond(&mut sender, &mut flights, Response::Nack, 3), Reaction::Ignored);
-    assert_eq!(sender.next(&flights), None);
+    assert_eq!(sender.next_to_transmit(&flights), None);
 }
 
 #[test]
 fn refused_message_is_sent_whole_before_it_is_repeated() {
     let mut sender = Sender::default();
     let mut flights = Array([Some(Flight::new(number(1), true)), None, None, None]);
-    sender.join(&mut flights, Slot(0), false, false);
-    sender.start(&mut flights, Slot(0));
+    sender.push(&mut flights, Slot(0), false, false);
+    sender.begin_transmission(&mut flights, Slot(0));
 
     respond(&mut sender, &mut flights, Response::Nack, 1);
-    assert_eq!(sender.next(&flights), None);
+    assert_eq!(sender.next_to_transmit(&flights), None);
 
     sender.transmitted(&mut flights, Slot(0));
-    assert_eq!(sender.next(&flights), Some(Slot(0)));
+    assert_eq!(sender.next_to_transmit(&flights), Some(Slot(0)));
 }
 
 #[test]
@@ -109,9 +109,9 @@ fn preboot_ack_fails_the_message_and_all_before_it() {
 
     respond(&mut sender, &mut flights, Response::PrebootAck, 2);
 
-    assert_eq!(sender.leave(&mut flights), Some((Slot(0), Outcome::Failed)));
-    assert_eq!(sender.leave(&mut flights), Some((Slot(1), Outcome::Failed)));
-    assert_eq!(sender.leave(&mut flights), None);
+    assert_eq!(sender.pop_ended(&mut flights), Some((Slot(0), Outcome::Failed)));
+    assert_eq!(sender.pop_ended(&mut flights), Some((Slot(1), Outcome::Failed)));
+    assert_eq!(sender.pop_ended(&mut flights), None);
     assert_eq!(sender.count(), 1);
 }
 
@@ -121,9 +121,9 @@ fn first_postboot_ack_fails_all_before_the_message() {
 
     respond(&mut sender, &mut flights, Response::FirstPostbootAck, 2);
 
-    assert_eq!(sender.leave(&mut flights), Some((Slot(0), Outcome::Failed)));
-    assert_eq!(sender.leave(&mut flights), Some((Slot(1), Outcome::Taken)));
-    assert_eq!(sender.leave(&mut flights), None);
+    assert_eq!(sender.pop_ended(&mut flights), Some((Slot(0), Outcome::Failed)));
+    assert_eq!(sender.pop_ended(&mut flights), Some((Slot(1), Outcome::Taken)));
+    assert_eq!(sender.pop_ended(&mut flights), None);
 }
 
 #[test]
@@ -133,9 +133,9 @@ fn time_out_fails_all_messages_that_were_not_accepted() {
 
     sender.fail_all(&mut flights);
 
-    assert_eq!(sender.leave(&mut flights), Some((Slot(0), Outcome::Taken)));
-    assert_eq!(sender.leave(&mut flights), Some((Slot(1), Outcome::Failed)));
-    assert_eq!(sender.leave(&mut flights), Some((Slot(2), Outcome::Failed)));
+    assert_eq!(sender.pop_ended(&mut flights), Some((Slot(0), Outcome::Taken)));
+    assert_eq!(sender.pop_ended(&mut flights), Some((Slot(1), Outcome::Failed)));
+    assert_eq!(sender.pop_ended(&mut flights), Some((Slot(2), Outcome::Failed)));
     assert_eq!(sender, Sender::default());
 }
 
@@ -146,15 +146,15 @@ fn short_message_is_implicit_only_in_front_of_no_long_one() {
     let mut flights = Array([None; 4]);
     for (place, is_long) in lengths.into_iter().enumerate() {
         flights.0[place] = Some(Flight::new(number(place as u16 + 1), is_long));
-        sender.join(&mut flights, Slot(place as u16), true, false);
+        sender.push(&mut flights, Slot(place as u16), true, false);
     }
 
     let implicit = [0, 1, 2].map(|slot| flights.flight(Slot(slot)).unwrap().is_implicit());
     assert_eq!(implicit, [true, false, false]);
 
-    sender.start(&mut flights, Slot(0));
+    sender.begin_transmission(&mut flights, Slot(0));
     sender.transmitted(&mut flights, Slot(0));
-    assert_eq!(sender.leave(&mut flights), Some((Slot(0), Outcome::Taken)));
+    assert_eq!(sender.pop_ended(&mut flights), Some((Slot(0), Outcome::Taken)));
 }
 
 #[test]
@@ -164,20 +164,20 @@ fn short_message_is_implicit_only_if_all_before_it_are_or_were_taken() {
     // The second message must be acknowledged although it is short, as a get.
     for (place, may_be_implicit) in [true, false, true].into_iter().enumerate() {
         flights.0[place] = Some(Flight::new(number(place as u16 + 1), false));
-        sender.join(&mut flights, Slot(place as u16), may_be_implicit, false);
+        sender.push(&mut flights, Slot(place as u16), may_be_implicit, false);
     }
     let implicit = [0, 1, 2].map(|slot| flights.flight(Slot(slot)).unwrap().is_implicit());
     assert_eq!(implicit, [true, false, false]);
 
-    while let Some(slot) = sender.next(&flights) {
-        sender.start(&mut flights, slot);
+    while let Some(slot) = sender.next_to_transmit(&flights) {
+        sender.begin_transmission(&mut flights, slot);
         sender.transmitted(&mut flights, slot);
     }
     for value in [2, 3] {
         assert_eq!(respond(&mut sender, &mut flights, Response::Ack, value), Reaction::Ended);
     }
     flights.0[3] = Some(Flight::new(number(4), false));
-    sender.join(&mut flights, Slot(3), true, false);
+    sender.push(&mut flights, Slot(3), true, false);
     assert!(flights.flight(Slot(3)).unwrap().is_implicit());
 }
 
@@ -188,14 +188,14 @@ fn receiver_checks_numbers_only_between_a_drop_and_its_repetition() {
     assert_eq!(receiver.judge_header(number(3), false).answer, Answer::FirstPostbootAck);
     assert_eq!(receiver.judge_header(number(1), false).answer, Answer::Ack);
 
-    assert_eq!(pressure.count(receiver.judge_dropped(number(2), false)), 1);
+    assert_eq!(pressure.record(receiver.judge_dropped(number(2), false)), 1);
     assert!(pressure.is_abnormal());
-    assert_eq!(pressure.count(receiver.judge_header(number(3), false)), 2);
-    assert_eq!(pressure.count(receiver.judge_dropped(number(2), false)), 3);
+    assert_eq!(pressure.record(receiver.judge_header(number(3), false)), 2);
+    assert_eq!(pressure.record(receiver.judge_dropped(number(2), false)), 3);
 
     let repeated = receiver.judge_header(number(2), false);
     assert_eq!((repeated.taken, repeated.answer), (true, Answer::Ack));
-    assert_eq!(pressure.count(repeated), 2);
+    assert_eq!(pressure.record(repeated), 2);
     assert!(!pressure.is_abnormal());
 }
 
@@ -233,7 +233,7 @@ fn senders_beyond_the_streams_all_deliver() {
     for (sender, flights) in &mut send_queues {
         for slot in 0..MESSAGES {
             flights.0[usize::from(slot)] = Some(Flight::new(number(slot), true));
-            sender.join(flights, Slot(slot), false, false);
+            sender.push(flights, Slot(slot), false, false);
         }
     }
     let mut receivers = vec![Receiver::<5>::default(); SENDERS];
@@ -248,9 +248,9 @@ fn senders_beyond_the_streams_all_deliver() {
         for place in 0..SENDERS {
             let (sender, flights) = &mut send_queues[place];
             let mut answers = Vec::new();
-            while let Some(slot) = sender.next(flights) {
+            while let Some(slot) = sender.next_to_transmit(flights) {
                 busy = true;
-                sender.start(flights, slot);
+                sender.begin_transmission(flights, slot);
                 sender.transmitted(flights, slot);
                 let sequence = flights.flight(slot).unwrap().sequence();
                 let receiver = &mut receivers[place];
@@ -261,7 +261,7 @@ fn senders_beyond_the_streams_all_deliver() {
                 } else {
                     receiver.judge_header(sequence, false)
                 };
-                assert!(pressure.count(judgement) <= Pressure::MAX_PLACE);
+                assert!(pressure.record(judgement) <= Pressure::MAX_PLACE);
                 if judgement.taken {
                     assert_eq!(slot.0, delivered[place]);
                     delivered[place] += 1;
@@ -278,7 +278,7 @@ fn senders_beyond_the_streams_all_deliver() {
                 };
                 sender.respond(flights, response, sequence);
             }
-            while let Some((slot, outcome)) = sender.leave(flights) {
+            while let Some((slot, outcome)) = sender.pop_ended(flights) {
                 assert_eq!(outcome, Outcome::Taken);
                 flights.0[usize::from(slot.0)] = None;
             }
@@ -303,7 +303,7 @@ proptest! {
         for (sender, flights) in &mut send_queues {
             for (slot, is_long) in lengths.into_iter().enumerate() {
                 flights.0[slot] = Some(Flight::new(number(slot as u16), is_long));
-                sender.join(flights, Slot(slot as u16), true, false);
+                sender.push(flights, Slot(slot as u16), true, false);
             }
         }
         let mut receivers = [Receiver::<5>::default(); 3];
@@ -324,8 +324,8 @@ proptest! {
             match step {
                 Step::Transmit(place) => {
                     let (sender, flights) = &mut send_queues[place];
-                    while let Some(slot) = sender.next(flights) {
-                        sender.start(flights, slot);
+                    while let Some(slot) = sender.next_to_transmit(flights) {
+                        sender.begin_transmission(flights, slot);
                         sender.transmitted(flights, slot);
                         let flight = flights.flight(slot).unwrap();
                         wires[place].push((slot, flight.sequence(), lengths[usize::from(slot.0)], flight.is_implicit()));
@@ -361,7 +361,7 @@ proptest! {
                         let (response, sequence) = responses[place].remove(0);
                         sender.respond(flights, response, sequence);
                     }
-                    while let Some((slot, outcome)) = sender.leave(flights) {
+                    while let Some((slot, outcome)) = sender.pop_ended(flights) {
                         prop_assert_eq!(outcome, Outcome::Taken);
                         flights.0[usize::from(slot.0)] = None;
                     }

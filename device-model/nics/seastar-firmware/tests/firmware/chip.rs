@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use nicforge_hwi::seastar::{CommandResult, KERNEL, Piece};
 use nicforge_seastar_firmware::chip::{
-    Channel, Chip, Client, DataEnd, Event, Halted, Incarnation, MAX_CALLS, MAX_HOST_WRITE, MAX_TRANSMISSIONS,
-    Pieces, Stream, Transmit,
+    Channel, Chip, Client, Event, Halted, Incarnation, MAX_CALLS, MAX_HOST_WRITE, MAX_TRANSMISSIONS, Pieces,
+    Stream, TransferStatus, Transmit,
 };
 
 /// Bytes of memory of each client. Its addresses begin at 0.
@@ -27,7 +27,7 @@ pub(crate) struct Receiving {
     /// Where the data go, when the firmware has said it.
     pub(crate) destination: Option<(u32, Pieces)>,
     /// The data, when they have arrived.
-    pub(crate) data: Option<(Vec<u8>, DataEnd)>,
+    pub(crate) data: Option<(Vec<u8>, TransferStatus)>,
 }
 
 /// The hardware of a node.
@@ -51,7 +51,7 @@ pub(crate) struct FakeChip {
     pub(crate) results: BTreeMap<(u16, u32), CommandResult>,
     pub(crate) data: VecDeque<(Transmit, u32)>,
     /// The message that the engine sends: its header has gone.
-    pub(crate) sending: Option<(Transmit, u32, Vec<u8>, DataEnd)>,
+    pub(crate) sending: Option<(Transmit, u32, Vec<u8>, TransferStatus)>,
     pub(crate) control: VecDeque<(Transmit, u32)>,
     pub(crate) streams: Vec<Option<Receiving>>,
     pub(crate) interrupts: u32,
@@ -143,7 +143,7 @@ impl FakeChip {
     }
 
     /// Reads a message. Bytes that can't be read are zero.
-    pub(crate) fn gather(&mut self, pieces: &Pieces, length: usize) -> (Vec<u8>, DataEnd) {
+    pub(crate) fn gather(&mut self, pieces: &Pieces, length: usize) -> (Vec<u8>, TransferStatus) {
         let mut data = Vec::new();
         for piece in Self::pieces(pieces).unwrap_or_default() {
             let part = (piece.length as usize).min(length - data.len());
@@ -151,7 +151,7 @@ impl FakeChip {
             data.extend_from_slice(bytes);
         }
 
-        let end = if data.len() == length { DataEnd::Complete } else { DataEnd::MemoryFault };
+        let end = if data.len() == length { TransferStatus::Complete } else { TransferStatus::MemoryFault };
         data.resize(length, 0);
         (data, end)
     }
@@ -176,10 +176,10 @@ impl FakeChip {
         };
 
         let kept = (length as usize).min(data.len());
-        let is_stored = end != DataEnd::Complete || self.scatter(&pieces, &data[..kept]);
-        let end = if is_stored { end } else { DataEnd::MemoryFault };
+        let is_stored = end != TransferStatus::Complete || self.scatter(&pieces, &data[..kept]);
+        let end = if is_stored { end } else { TransferStatus::MemoryFault };
         self.streams[stream] = None;
-        self.push(Event::Received { stream: Stream(stream as u16), end });
+        self.push(Event::Received { stream: Stream(stream as u16), status: end });
     }
 
     /// Takes the next event of the firmware.
@@ -207,7 +207,7 @@ impl FakeChip {
     /// Ends a stream whose message is over.
     pub(crate) fn cut(&mut self, stream: usize) {
         if let Some(entry) = &mut self.streams[stream] {
-            entry.data = Some((Vec::new(), DataEnd::Cut));
+            entry.data = Some((Vec::new(), TransferStatus::Cut));
         }
         self.finish(stream);
     }

@@ -9,7 +9,7 @@ use nicforge_hwi::seastar::{
     trusted_flag,
 };
 use nicforge_seastar_firmware::{
-    chip::{Client, DataEnd, Event, Incarnation, Pieces, Polled, Program, Stream, Transmissions},
+    chip::{Client, Event, Incarnation, Pieces, Polled, Program, Stream, TransferStatus, Transmissions},
     firmware::{Firmware, Settings},
 };
 use zerocopy::{FromBytes, IntoBytes};
@@ -32,7 +32,7 @@ pub(crate) const MAPPED: u64 = 0xc000;
 #[derive(Debug)]
 enum Item {
     Header { packet: HeaderPacket, source_incarnation: u32, target_incarnation: Incarnation },
-    Body { source: u32, source_incarnation: u32, data: Vec<u8>, end: DataEnd },
+    Body { source: u32, source_incarnation: u32, data: Vec<u8>, end: TransferStatus },
 }
 
 /// A node: firmware, chip, and the state of its clients.
@@ -157,7 +157,10 @@ impl Network {
                 chip.sending.take().map(|(message, ..)| message.name).into_iter().collect();
             let waiting: Vec<_> = chip.data.drain(..).map(|(message, _)| message.name).collect();
             for name in remaining.into_iter().chain(waiting) {
-                chip.push(Event::Transmitted { names: Transmissions::one(name), end: DataEnd::Cut });
+                chip.push(Event::Transmitted {
+                    names: Transmissions::one(name),
+                    status: TransferStatus::Cut,
+                });
             }
         }
 
@@ -308,9 +311,9 @@ impl Network {
         }
 
         if let Some((message, source_incarnation, data, end)) = chip.sending.take() {
-            chip.push(Event::Transmitted { names: Transmissions::one(message.name), end });
+            chip.push(Event::Transmitted { names: Transmissions::one(message.name), status: end });
             if data.len() > INLINE {
-                let end = if end == DataEnd::Complete { end } else { DataEnd::Corrupt };
+                let end = if end == TransferStatus::Complete { end } else { TransferStatus::Corrupt };
                 let item = Item::Body { source: node, source_incarnation, data, end };
                 self.wires.entry((node, message.target, false)).or_default().push_back(item);
             }
@@ -320,13 +323,13 @@ impl Network {
         let Some((mut message, source_incarnation)) = chip.data.pop_front() else { return false };
         let length = message.packet.trusted.length as usize;
         let (data, end) = match message.pieces {
-            Pieces::None => (Vec::new(), DataEnd::Complete),
+            Pieces::None => (Vec::new(), TransferStatus::Complete),
             pieces => chip.gather(&pieces, length),
         };
         if length <= INLINE && !data.is_empty() {
             message.packet.inline[..length].copy_from_slice(&data);
         }
-        if length <= INLINE && end == DataEnd::MemoryFault {
+        if length <= INLINE && end == TransferStatus::MemoryFault {
             message.packet.trusted.flags |= trusted_flag::INLINE_FAULT;
         }
         assert!(length <= INLINE || !data.is_empty());

@@ -7,10 +7,11 @@ use super::SeaStar;
 use crate::mailbox::{Mailbox, Next};
 
 impl<P: Program + Send + 'static> SeaStar<P> {
-    /// Passes commands to the firmware, from the mailboxes in turn. Returns their number.
+    /// Passes at most `budget` commands to the firmware, from the mailboxes in turn. Returns their
+    /// number.
     #[inline]
     pub(super) fn take_commands(&mut self, now: Nanos, budget: u32) -> u32 {
-        self.commands_wait = false;
+        self.has_refused_command = false;
         if self.has_commands() { self.take_in_turn(now, budget) } else { 0 }
     }
 
@@ -21,23 +22,25 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         clients.filter_map(|client| client.mailbox.as_ref()).any(Mailbox::has_new_commands)
     }
 
-    /// As [`SeaStar::take_commands`], for mailboxes that have commands.
+    /// Does the work of [`SeaStar::take_commands`], if there may be commands. A client that has
+    /// none left, or whose count is invalid, is out of the round.
     fn take_in_turn(&mut self, now: Nanos, budget: u32) -> u32 {
         let mut count = 0;
+        // The clients that may have more commands.
         let mut clients = self.attached;
 
         while count < budget
-            && let Some(attachment_id) = clients.in_turn(AttachmentId(self.turn))
+            && let Some(attachment_id) = clients.in_turn(AttachmentId(self.next_client))
         {
             let Some(mailbox) = &mut self.clients[usize::from(attachment_id.0)].mailbox else {
                 clients.remove(attachment_id);
                 continue;
             };
             match mailbox.next() {
-                Next::Command(number, bytes) => {
+                Next::Command { number, bytes } => {
                     let event = Event::Command { client: Client(attachment_id.0), number, bytes };
                     if !self.parts.firmware.send(now, event) {
-                        self.commands_wait = true;
+                        self.has_refused_command = true;
                         break;
                     }
                     mailbox.advance();
@@ -49,7 +52,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
                     self.errors += 1;
                 }
             }
-            self.turn = attachment_id.0 + 1;
+            self.next_client = attachment_id.0 + 1;
         }
 
         self.commands += u64::from(count);

@@ -1,4 +1,4 @@
-//! The effects of the program's calls.
+//! The effects of the program's calls, which the device carries out when their time has come.
 
 use nicforge_core::{context::Context, ids::AttachmentId, time::Nanos};
 use nicforge_hwi::seastar::INLINE;
@@ -6,7 +6,7 @@ use nicforge_seastar_firmware::chip::{Channel, Client, Event, MAX_HOST_WRITE, Pr
 
 use super::{ClientState, SeaStar};
 use crate::{
-    memory::{Access, HAND_OVER},
+    memory::{Access, HAND_OVER, MemoryOwner},
     processor::{Call, Effect},
 };
 
@@ -14,9 +14,11 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     /// Carries out effects whose time has come. Returns their number.
     pub(super) fn carry_out_due_effects(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
         let now = context.now();
-        if self.parts.firmware.next_time() > now {
+        if self.parts.firmware.next_effect_time() > now {
             return 0;
         }
+        // The device uses itself and the FIFO of effects at once, so that it takes the FIFO's end
+        // out.
         let Some(mut end) = self.parts.firmware.lend() else { return 0 };
 
         // An effect that has to wait stays at the head of the FIFO.
@@ -28,7 +30,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         {
             end.drop_front();
             done += 1;
-            // The effects after one that has halted the program are not carried out.
+            // An effect has halted the program: those after it are not carried out.
             if !self.parts.firmware.is_lent() {
                 break;
             }
@@ -40,34 +42,35 @@ impl<P: Program + Send + 'static> SeaStar<P> {
 
     /// Carries out an effect. Returns false if it has to wait.
     pub(super) fn carry_out_one(&mut self, context: &mut Context<'_>, effect: &Effect) -> bool {
-        let tenant = effect.tenant;
+        let latest_tenant = effect.latest_tenant;
 
         match &effect.call {
             Call::Answer { client, number, result } => {
-                if let Some(client) = self.known_client(*client, tenant)
+                if let Some(client) = self.known_client(*client, latest_tenant)
                     && let Some(mailbox) = &mut client.mailbox
                 {
                     mailbox.answer(*number, *result);
                 }
             }
-            Call::Transmit(message) => self.queue(context, message, tenant),
+            Call::Transmit(message) => self.queue_message(context, message, latest_tenant),
             Call::Receive { stream, length, pieces } => {
-                self.receiver.set_destination(*stream, *length, pieces, tenant);
+                self.receiver.set_destination(*stream, *length, pieces, latest_tenant);
             }
             Call::WriteHost { client, address, length, bytes } => {
                 let bytes = &bytes[..usize::from(*length).min(MAX_HOST_WRITE)];
-                let owner = (AttachmentId(client.0), tenant);
+                let owner = MemoryOwner { attachment_id: AttachmentId(client.0), latest_tenant };
                 return self.write_host(context, owner, *address, bytes);
             }
             Call::Interrupt { client, vector } => {
                 let attachment_id = AttachmentId(client.0);
-                if self.parts.tenants.is_known(attachment_id, tenant) {
+                if self.parts.tenants.is_known(attachment_id, latest_tenant) {
                     context.interrupt(attachment_id, *vector);
                 }
             }
             Call::SetBooted(true) => {
                 let incarnation = self.parts.site.incarnations.begin(self.parts.site.node, context.now());
-                (self.parts.own_incarnation, self.firmware.last_incarnation) = (incarnation, incarnation);
+                self.parts.own_incarnation = incarnation;
+                self.firmware.last_incarnation = incarnation;
             }
             Call::SetBooted(false) => self.end_incarnation(context),
             Call::SetTimer(time) => self.firmware.timer = *time,
@@ -76,7 +79,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         true
     }
 
-    /// Returns a client whose present tenant the program knew.
+    /// Returns a client, unless its tenant has attached since the program made a call.
+    /// `latest_tenant` is the highest tenant number that the program had seen then.
     pub(super) fn known_client(&mut self, client: Client, latest_tenant: u32) -> Option<&mut ClientState> {
         let is_known = self.parts.tenants.is_known(AttachmentId(client.0), latest_tenant);
         self.clients.get_mut(usize::from(client.0)).filter(|_| is_known)
@@ -84,12 +88,18 @@ impl<P: Program + Send + 'static> SeaStar<P> {
 
     /// Queues a message for the transmit engine. A program with more messages than the engine holds
     /// is halted.
-    pub(super) fn queue(&mut self, context: &mut Context<'_>, message: &Transmit, latest_tenant: u32) {
+    pub(super) fn queue_message(
+        &mut self,
+        context: &mut Context<'_>,
+        message: &Transmit,
+        latest_tenant: u32,
+    ) {
         let incarnation = self.parts.own_incarnation;
         let has_room = match message.channel {
             Channel::Control => self.transmitter.queue_control(message, incarnation),
+            // A node without an incarnation sends no data: the message ends at once.
             Channel::Data if incarnation == 0 => {
-                self.transmitter.refuse(message.name);
+                self.transmitter.cut(message.name);
                 true
             }
             Channel::Data => self.transmitter.queue_data(*message, incarnation, latest_tenant),
@@ -99,23 +109,25 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         }
     }
 
-    /// Writes to a client's memory: the word that hands an event over comes last. Returns false if
-    /// it has to wait.
+    /// Writes to a client's memory. The word that hands an event over is written last. Returns
+    /// false if the write has to wait; the next call continues it.
     pub(super) fn write_host(
         &mut self,
         context: &mut Context<'_>,
-        owner: (AttachmentId, u32),
+        owner: MemoryOwner,
         address: u64,
         bytes: &[u8],
     ) -> bool {
+        // Most writes go to leased memory. What is longer than a packet's data is an event.
+        let MemoryOwner { attachment_id, latest_tenant } = owner;
         if self.firmware.written == 0
-            && self.parts.tenants.is_known(owner.0, owner.1)
-            && let Some(client) = self.clients.get_mut(usize::from(owner.0.0))
+            && self.parts.tenants.is_known(attachment_id, latest_tenant)
+            && let Some(client) = self.clients.get_mut(usize::from(attachment_id.0))
         {
             let is_written = if bytes.len() > INLINE {
-                client.events.write(context, owner.0, address, bytes)
+                client.events.write(context, attachment_id, address, bytes)
             } else {
-                client.deposits.write(context, owner.0, address, bytes)
+                client.deposits.write(context, attachment_id, address, bytes)
             };
             if is_written {
                 self.firmware.wait = None;
@@ -123,7 +135,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
             }
         }
 
-        // The receive engine waits until the client has answered all writes.
+        // While the receive engine waits for a client's answers to earlier writes, another write
+        // would prolong that wait.
         if self.receiver.awaits_answers(context) {
             return false;
         }
@@ -131,13 +144,14 @@ impl<P: Program + Send + 'static> SeaStar<P> {
             let remaining = bytes.len() - self.firmware.written;
             // An aligned word is written in one piece.
             let is_word = remaining == size_of::<u64>() && address.is_multiple_of(size_of::<u64>() as u64);
-            let part = if remaining > HAND_OVER && !is_word { remaining - HAND_OVER } else { remaining };
+            // All but the word that hands over, and then that word.
+            let length = if remaining > HAND_OVER && !is_word { remaining - HAND_OVER } else { remaining };
             let start = self.firmware.written;
             let target = address.wrapping_add(start as u64);
 
-            let data = &bytes[start..start + part];
+            let data = &bytes[start..start + length];
             match self.parts.tenants.write(context, owner, target, data, &mut self.firmware.wait) {
-                Access::Done => self.firmware.written += part,
+                Access::Done => self.firmware.written += length,
                 Access::Wait => return false,
                 Access::Fault => {
                     self.errors += 1;

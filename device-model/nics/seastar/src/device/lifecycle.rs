@@ -10,15 +10,17 @@ use crate::{
     config::Site,
     incarnations::Changed,
     parts::Parts,
-    processor::{InputContent, Processor, Start, spec},
+    processor::{InputContent, Processor, Start, companion_spec},
 };
 
 impl<P: Program + Send + 'static> SeaStar<P> {
-    /// Begins an incarnation of the processor.
+    /// Starts the processor with a new program, and shows clients whether that has succeeded.
     pub(super) fn start_firmware(&mut self, context: &mut Context<'_>) {
         let Site { node, nodes, options, incarnations, .. } = &self.parts.site;
-        let program = (self.make)(ProgramSite { node: *node, nodes: *nodes, processes: options.processes });
-        // The processor starts with the present incarnations, so that unreported changes are void.
+        let program =
+            (self.make_program)(ProgramSite { node: *node, nodes: *nodes, processes: options.processes });
+        // The processor starts with the present incarnations of all nodes, so that earlier changes
+        // need no report.
         let _ = incarnations.take_changes(&mut self.incarnation_changes.cursor);
         self.incarnation_changes.nodes.clear();
         let start = Start {
@@ -30,10 +32,10 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         };
 
         let processor = Processor::new(program, start, self.counters.clone());
-        match context.start_companion(spec(self.parts.site.firmware), processor) {
+        match context.start_companion(companion_spec(self.parts.site.firmware), processor) {
             Ok(end) => {
                 self.firmware.epoch = end.epoch();
-                self.parts.firmware.begin(Some(end));
+                self.parts.firmware.set_end(Some(end));
                 self.show_firmware(firmware::RUNNING);
             }
             Err(_) => self.show_firmware(firmware::HALTED),
@@ -43,9 +45,9 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     /// Stops the firmware, ends this node's incarnation, and drops all messages. Called when the
     /// firmware halts and when the function is reset. Clients read `state` as the firmware's state.
     pub(super) fn stop_firmware(&mut self, context: &mut Context<'_>, state: u32) {
-        self.parts.firmware.begin(None);
-        // The end of the incarnation is announced to the other nodes. Its reports to the firmware
-        // are then dropped with the rest, because no firmware reads them.
+        self.parts.firmware.set_end(None);
+        // This announces the end of the incarnation to the other nodes. The reports that it queues
+        // for the firmware are dropped below, because no firmware reads them.
         self.end_incarnation(context);
         self.transmitter.clear(context);
         self.receiver.clear(context);
@@ -53,9 +55,9 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         self.firmware.timer = Nanos::NEVER;
         self.firmware.wait = None;
         self.firmware.written = 0;
-        // The next firmware must hear of every client again.
+        // The next firmware gets a report of each client.
         for client in &mut self.clients {
-            client.known = 0;
+            client.reported_tenant = 0;
         }
         self.parts.tenants.set_changed(true);
         self.show_firmware(state);
@@ -71,7 +73,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         }
     }
 
-    /// Starts the firmware at the first step, and records that it has halted.
+    /// Starts the firmware in the first step after power-on or a reset, and stops it if it has
+    /// halted.
     pub(super) fn watch_firmware(&mut self, context: &mut Context<'_>) {
         if self.firmware.published == firmware::DOWN {
             self.start_firmware(context);
@@ -80,6 +83,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         }
     }
 
+    /// Stops the firmware after it has panicked, hung, or broken the rules of its calls. Only a
+    /// reset of the function starts it again.
     #[cold]
     pub(super) fn halt(&mut self, context: &mut Context<'_>) {
         self.firmware.halts += 1;
@@ -109,12 +114,14 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         self.parts.tenants.has_changed() || self.has_unreported_incarnations()
     }
 
+    /// Returns whether nodes may have changed since the last report to the firmware.
     #[inline]
     fn has_unreported_incarnations(&self) -> bool {
         self.parts.site.incarnations.has_changed(self.incarnation_changes.cursor)
             || !self.incarnation_changes.nodes.is_empty()
     }
 
+    /// Adds the nodes that have changed in the network's table to those that must be reported.
     #[cold]
     pub(super) fn note_incarnation_changes(&mut self) {
         let site = &self.parts.site;
@@ -124,8 +131,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         }
     }
 
-    /// Cuts the streams of incarnations that are over, and reports the incarnations of nodes to the
-    /// firmware.
+    /// Cuts the streams of incarnations that are over, and reports the present incarnations of
+    /// nodes that have changed to the firmware. Returns false if a report has to wait.
     #[cold]
     pub(super) fn report_incarnations(&mut self, context: &mut Context<'_>) -> bool {
         let now = context.now();
@@ -136,7 +143,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
                 return false;
             }
 
-            // The processor counts its own node's incarnations itself.
+            // The processor counts its own node's incarnations itself, in `Chip::set_booted`.
             let is_own = node == self.parts.site.node;
             if !is_own
                 && !self.parts.firmware.send_input(now, InputContent::Incarnation { node, incarnation })
@@ -148,29 +155,30 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         true
     }
 
-    /// Reports the tenants of attachments to the firmware.
+    /// Reports the tenants of attachments that have changed to the firmware. Returns false if a
+    /// report has to wait.
     #[cold]
     pub(super) fn report_tenants(&mut self, now: Nanos) -> bool {
         let Parts { firmware, tenants, .. } = &mut self.parts;
-        for (attachment_id, client) in self.clients.iter_mut().enumerate() {
-            let (attachment_id, number) =
-                (attachment_id as u16, tenants.number(AttachmentId(attachment_id as u16)));
-            if client.known == number {
+        for (index, client) in self.clients.iter_mut().enumerate() {
+            let attachment_id = index as u16;
+            let number = tenants.number(AttachmentId(attachment_id));
+            if client.reported_tenant == number {
                 continue;
             }
 
-            if client.known != 0 {
-                let event = Event::Detached { client: Client(attachment_id), epoch: client.known };
+            if client.reported_tenant != 0 {
+                let event = Event::Detached { client: Client(attachment_id), epoch: client.reported_tenant };
                 if !firmware.send(now, event) {
                     return false;
                 }
-                client.known = 0;
+                client.reported_tenant = 0;
             }
             if number != 0 {
                 if !firmware.send(now, Event::Attached { client: Client(attachment_id), epoch: number }) {
                     return false;
                 }
-                client.known = number;
+                client.reported_tenant = number;
             }
         }
 

@@ -43,10 +43,10 @@ use crate::{
     wait_budgets::Wait,
 };
 
-/// Packets of an injection FIFO, and of the reception FIFO.
+/// Number of packets that each injection FIFO and the reception FIFO hold.
 const FIFO_PACKETS: u16 = 8;
 
-/// The place of a program of the embedded processor.
+/// The node on which a program of the embedded processor runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgramSite {
     /// The node.
@@ -59,23 +59,26 @@ pub struct ProgramSite {
 
 /// A node's SeaStar; the crate's documentation describes it.
 pub struct SeaStar<P> {
-    /// Makes the program of each incarnation of the processor.
-    make: Box<dyn FnMut(ProgramSite) -> P + Send>,
+    /// Makes the program at each start of the processor.
+    make_program: Box<dyn FnMut(ProgramSite) -> P + Send>,
     parts: Parts,
+    /// State of each attachment, by its number.
     clients: [ClientState; MAX_CLIENTS],
+    /// Attachments with a client whose mailbox is open.
     attached: AttachmentSet<1>,
     /// Client whose commands come first in the next step.
-    turn: u16,
+    next_client: u16,
     /// A command had no room in the processor's FIFO when the device last looked for commands.
-    commands_wait: bool,
+    has_refused_command: bool,
     firmware: FirmwareState,
     incarnation_changes: IncarnationChanges,
     transmitter: Transmitter,
     receiver: Receiver,
     /// The counters of the program.
     counters: Counters,
-    /// Commands taken, and errors of clients.
+    /// Number of commands passed to the firmware.
     commands: u64,
+    /// Number of errors of clients: invalid counts of commands, and failed writes to their memory.
     errors: u64,
 }
 
@@ -83,8 +86,8 @@ pub struct SeaStar<P> {
 #[derive(Default)]
 struct ClientState {
     mailbox: Option<Mailbox>,
-    /// Tenant that the firmware knows, 0 for none.
-    known: u32,
+    /// Number of the tenant that was last reported to the firmware, 0 for none.
+    reported_tenant: u32,
     /// Memory that events are written to.
     events: EventMemory,
     /// Memory that the data of header packets are written to.
@@ -95,37 +98,42 @@ struct ClientState {
 struct FirmwareState {
     /// The state as clients see it, a value of [`firmware`].
     published: u32,
-    /// Number of its incarnation.
+    /// Number of the firmware's starts.
     epoch: u32,
     /// Number of this node's last incarnation.
     last_incarnation: u32,
-    /// Time of [`Event::Timer`](nicforge_seastar_firmware::chip::Event::Timer).
+    /// Time at which [`Event::Timer`](nicforge_seastar_firmware::chip::Event::Timer) is due.
     timer: Nanos,
-    /// The wait of a write to a client, and bytes of it that are written.
+    /// The wait of the firmware's write to a client, if one waits.
     wait: Option<Wait>,
+    /// Bytes of that write that are written.
     written: usize,
+    /// Number of times that the firmware has halted.
     halts: u64,
 }
 
-/// Numbers of what a step has moved.
+/// Result of [`SeaStar::move_packets`].
 struct Moved {
-    /// Packets, parts of data, and commands.
-    packets: u32,
-    /// Those among them that are this node's.
-    of_node: u32,
+    /// Number of packets, parts of their data, and commands.
+    total: u32,
+    /// Those among them that this node's engines have moved, and not the router alone.
+    by_engines: u32,
+    /// More can be moved in the next step.
     has_more: bool,
 }
 
 /// Changes of other nodes' incarnations that the firmware has not seen.
 #[derive(Default)]
 struct IncarnationChanges {
+    /// How far the device has seen the changes of the network's table.
     cursor: Cursor,
+    /// Nodes whose incarnation must be reported to the firmware.
     nodes: Vec<u32>,
 }
 
 impl<P: Program + Send + 'static> SeaStar<P> {
-    /// Builds the SeaStar of a node in the state of power-on. `make` makes the program of each
-    /// incarnation of its processor.
+    /// Builds the SeaStar of a node, before the first start of its processor. `make` makes the
+    /// program at each start.
     ///
     /// # Errors
     /// [`NetworkError::NoNode`], and [`NetworkError::Router`] if the links do not fit.
@@ -134,13 +142,13 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         node: u32,
         make: impl FnMut(ProgramSite) -> P + Send + 'static,
     ) -> Result<Self, NetworkError> {
-        let site = network.node(node)?;
+        let site = network.site(node)?;
         let router = Router::new(&router_spec(&site), site.table.clone())?;
         let receiver = Receiver::new(site.nodes);
         let max_reference = reference::max_reference(&site.options);
 
         Ok(Self {
-            make: Box::new(make),
+            make_program: Box::new(make),
             parts: Parts {
                 site,
                 router,
@@ -151,8 +159,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
             },
             clients: std::array::from_fn(|_| ClientState::default()),
             attached: AttachmentSet::default(),
-            turn: 0,
-            commands_wait: false,
+            next_client: 0,
+            has_refused_command: false,
             firmware: FirmwareState {
                 published: firmware::DOWN,
                 epoch: 0,
@@ -202,15 +210,15 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         }
     }
 
-    /// Returns whether a step has nothing to do, as most steps in a large network. The router is
-    /// known to be idle.
+    /// Returns whether a step has nothing to do, as most steps in a large network. The caller knows
+    /// that the router is idle.
     #[inline]
     fn is_quiet(&self, now: Nanos) -> bool {
         self.is_node_quiet(now) && !self.has_commands()
     }
 
-    /// Returns whether the engines and the firmware have nothing to do. The mailboxes may have new
-    /// commands, and the router packets of other nodes.
+    /// Returns whether the engines and the firmware have nothing to do. The mailboxes may still
+    /// have new commands, and the router packets between other nodes.
     #[inline]
     fn is_node_quiet(&self, now: Nanos) -> bool {
         self.firmware.published == firmware::RUNNING
@@ -219,11 +227,15 @@ impl<P: Program + Send + 'static> SeaStar<P> {
             && self.firmware.timer > now
             && self.parts.firmware.is_quiet()
             && !self.has_unreported_changes()
-            && !self.commands_wait
+            && !self.has_refused_command
     }
 
-    /// Moves packets. `router_has_work` says whether the router has something to do before the
-    /// engines move a packet, and `skips_commands` that this step has not looked for commands.
+    /// Moves packets by the engines and the router, until nothing moves or about `budget` has
+    /// moved.
+    ///
+    /// The receive engine takes part if `receives`. `router_has_work` says whether the router has
+    /// something to do before the engines move a packet, and `skips_commands` that this step has
+    /// not looked for commands.
     fn move_packets(
         &mut self,
         context: &mut Context<'_>,
@@ -232,7 +244,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         mut router_has_work: bool,
         mut skips_commands: bool,
     ) -> Moved {
-        let (mut total, mut of_node) = (0, 0);
+        let (mut total, mut by_engines) = (0, 0);
         loop {
             let remaining = budget.saturating_sub(total);
             let sent = self.transmitter.step(&mut self.parts, context, remaining);
@@ -245,13 +257,13 @@ impl<P: Program + Send + 'static> SeaStar<P> {
                 taken = self.take_commands(context.now(), budget);
             }
 
-            let controls = self.receiver.counters.control;
+            let control_before = self.receiver.counters.control;
             let received = if receives { self.receiver.step(&mut self.parts, context, remaining) } else { 0 };
-            if self.receiver.counters.control != controls {
+            if self.receiver.counters.control != control_before {
                 self.transmitter.control_arrived(context.now());
             }
             let mut moved = sent + taken + received;
-            of_node += moved;
+            by_engines += moved;
 
             // A step of the router moves all that can move. It can move more only if an engine has
             // injected a packet, or has made room in the reception FIFO.
@@ -267,26 +279,26 @@ impl<P: Program + Send + 'static> SeaStar<P> {
 
             total += moved;
             if moved == 0 || has_more || total >= budget {
-                return Moved { packets: total, of_node, has_more: moved > 0 || has_more };
+                return Moved { total, by_engines, has_more: moved > 0 || has_more };
             }
         }
     }
 
-    /// Requests the next step that no event causes.
+    /// Requests a step at the next time at which an effect, the timer or an engine is due.
     fn arm(&mut self, context: &mut Context<'_>) {
         let now = context.now();
-        let effect = self.parts.firmware.next_time();
+        let effect = self.parts.firmware.next_effect_time();
         let times =
             [effect, self.firmware.timer, self.transmitter.next_time(now), self.receiver.next_time(now)];
-        let next = times.into_iter().filter(|&time| time > now).min().unwrap_or(Nanos::NEVER);
-        let next = next.min(self.parts.firmware.take_retry(now));
+        let due = times.into_iter().filter(|&time| time > now).min().unwrap_or(Nanos::NEVER);
+        let next = due.min(self.parts.firmware.take_retry(now));
         if next < Nanos::NEVER {
             context.wake_at(next);
         }
     }
 
-    /// Opens the mailbox of a client that has come, or was reset.
-    fn open(&mut self, context: &Context<'_>, attachment_id: AttachmentId) {
+    /// Opens the mailbox of a client that has attached, or that was reset. It becomes a new tenant.
+    fn open_mailbox(&mut self, context: &Context<'_>, attachment_id: AttachmentId) {
         let state = self.published_state();
         let Some(client) = self.clients.get_mut(usize::from(attachment_id.0)) else { return };
         client.mailbox = Mailbox::open(context, attachment_id, state);
@@ -308,10 +320,11 @@ fn router_spec(site: &Site) -> RouterSpec {
         ports: site.ports,
         link,
         framing: 0,
-        // The channels of control messages go first.
+        // By virtual channel: two for data, then two for control messages, which go first.
         priorities: vec![1, 1, 0, 0],
         bubble_vcs: 0,
         through_ratio: 1,
+        // Of data, and of control messages.
         injection: vec![fifo(1), fifo(0)],
         reception: vec![fifo(0)],
     }
@@ -324,6 +337,7 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
             device: pci::DEVICE_SEASTAR,
             subsystem_vendor: pci::VENDOR_ID,
             subsystem: pci::DEVICE_SEASTAR,
+            // PCI class: network controller, other.
             class: 0x02_80_00,
             revision: 1,
         };
@@ -351,7 +365,7 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
     }
 
     fn attached(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId) {
-        self.open(context, attachment_id);
+        self.open_mailbox(context, attachment_id);
         context.wake_at(Nanos::ZERO);
     }
 
@@ -372,8 +386,9 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
             self.parts.router.reset(&mut context.ports());
         }
 
+        // A client that the reset reaches becomes a new tenant, with an empty mailbox.
         for attachment_id in self.attached.iter().filter(|&attachment_id| reach.reaches(attachment_id)) {
-            self.open(context, attachment_id);
+            self.open_mailbox(context, attachment_id);
         }
         context.wake_at(Nanos::ZERO);
     }
@@ -395,8 +410,8 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         token: DmaToken,
         result: Result<&[u8], DmaError>,
     ) {
-        self.transmitter.reader().answered(token, result);
-        self.receiver.reader().answered(token, result);
+        self.transmitter.reader().store_answer(token, result);
+        self.receiver.reader().store_answer(token, result);
     }
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
@@ -418,7 +433,8 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         self.watch_firmware(context);
 
         let all_changes_reported = self.report_changes_to_firmware(context);
-        // A processor whose effects have no room takes no input: a report could wait for ever.
+        // Effects are carried out even while a report waits: a processor whose FIFO of effects is
+        // full takes no input, so that the report would wait for ever.
         let mut moved = self.carry_out_due_effects(context, budget);
         if all_changes_reported {
             self.fire_timer(now);
@@ -427,18 +443,20 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
             }
         }
 
-        // Without a firmware, packets are discarded. While a write of the firmware waits for a
-        // client, no further data may be written to it, or the wait might not end.
-        let receives = all_changes_reported && self.firmware.wait.is_none();
-        let receives = receives || !self.parts.firmware.is_running();
-        let Moved { packets, of_node, has_more } =
+        // While a write of the firmware waits for a client, no further data may be written to the
+        // client, or the wait might not end. Without a running firmware, the engine discards
+        // packets.
+        let may_deposit = all_changes_reported && self.firmware.wait.is_none();
+        let receives = may_deposit || !self.parts.firmware.is_running();
+        let Moved { total, by_engines, has_more } =
             self.move_packets(context, budget, receives, router_has_work, skips_commands);
         self.arm(context);
 
-        if moved + of_node == 0 {
+        // A step that has only forwarded packets of other nodes is no work of this node.
+        if moved + by_engines == 0 {
             context.note_transit();
         }
-        if moved + packets > 0 || has_more { Progress::Busy } else { Progress::Idle }
+        if moved + total > 0 || has_more { Progress::Busy } else { Progress::Idle }
     }
 
     fn counters(&self) -> Vec<Counter> {
@@ -479,5 +497,5 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
     }
 }
 
-/// The numbers of attachments fit a set of one word.
+// The numbers of attachments fit a set of one word.
 const _: () = assert!(MAX_CLIENTS <= 64 && seastar::MAX_PROCESSES < 64);

@@ -21,7 +21,8 @@ use nicforge_hwi::seastar::{
 };
 use nicforge_seastar::{Network, Options, SeaStar};
 use nicforge_seastar_firmware::chip::{
-    Channel, Chip, DataEnd, Event, Halted, Incarnation, Pieces, Polled, Program, Transmission, Transmit,
+    Channel, Chip, Event, Halted, Incarnation, Pieces, Polled, Program, TransferStatus, Transmission,
+    Transmit,
 };
 use nicforge_shm::SharedMemory;
 use nicforge_test_kit::{BUDGET, Client, Testbed};
@@ -79,20 +80,20 @@ impl Script {
     }
 
     /// Returns how the data of each received message ended.
-    pub(crate) fn received(&self) -> Vec<DataEnd> {
-        let end = |event| if let Event::Received { end, .. } = event { Some(end) } else { None };
-        self.events().into_iter().filter_map(end).collect()
+    pub(crate) fn received(&self) -> Vec<TransferStatus> {
+        let status = |event| if let Event::Received { status, .. } = event { Some(status) } else { None };
+        self.events().into_iter().filter_map(status).collect()
     }
 
     /// Returns the name of each transmission that has ended, and how it ended.
-    pub(crate) fn transmitted(&self) -> Vec<(u32, DataEnd)> {
-        let mut ends = Vec::new();
+    pub(crate) fn transmitted(&self) -> Vec<(u32, TransferStatus)> {
+        let mut transfers = Vec::new();
         for event in self.events() {
-            if let Event::Transmitted { names, end } = event {
-                ends.extend(names.names().iter().map(|name| (name.0, end)));
+            if let Event::Transmitted { names, status } = event {
+                transfers.extend(names.names().iter().map(|name| (name.0, status)));
             }
         }
-        ends
+        transfers
     }
 }
 

@@ -3,7 +3,7 @@
 use nicforge_core::{companion::CompanionMode, device::Ended};
 use nicforge_hwi::seastar::KERNEL;
 use nicforge_seastar::Options;
-use nicforge_seastar_firmware::chip::{DataEnd, Event, Pieces};
+use nicforge_seastar_firmware::chip::{Event, Pieces, TransferStatus};
 
 use crate::common::{Message, Rig, User, pattern, piece};
 
@@ -33,8 +33,8 @@ fn sender_that_leaves_makes_the_message_corrupt() {
     let (mut rig, [sender, receiver]) = begin();
     sender.client.detach(&mut rig.bed);
 
-    rig.until(|rig| rig.scripts[1].received() == [DataEnd::Corrupt]);
-    rig.until(|rig| rig.scripts[0].transmitted() == [(1, DataEnd::MemoryFault)]);
+    rig.until(|rig| rig.scripts[1].received() == [TransferStatus::Corrupt]);
+    rig.until(|rig| rig.scripts[0].transmitted() == [(1, TransferStatus::MemoryFault)]);
     let (data, sent) = (receiver.read(0, LENGTH), pattern(1, LENGTH));
     let end = data.iter().zip(&sent).take_while(|(read, sent)| read == sent).count();
     assert!(end > 0 && data[end..].iter().all(|&byte| byte == 0));
@@ -45,8 +45,8 @@ fn receiver_that_leaves_ends_the_message_with_a_fault() {
     let (mut rig, [_, receiver]) = begin();
     receiver.client.detach(&mut rig.bed);
 
-    rig.until(|rig| rig.scripts[1].received() == [DataEnd::MemoryFault]);
-    rig.until(|rig| rig.scripts[0].transmitted() == [(1, DataEnd::Complete)]);
+    rig.until(|rig| rig.scripts[1].received() == [TransferStatus::MemoryFault]);
+    rig.until(|rig| rig.scripts[0].transmitted() == [(1, TransferStatus::Complete)]);
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn next_tenant_gets_nothing_of_a_message_for_the_former_one() {
     receiver.client.detach(&mut rig.bed);
     let next = User::attach(&mut rig.bed, rig.functions[1], 1);
 
-    rig.until(|rig| rig.scripts[1].received() == [DataEnd::MemoryFault]);
+    rig.until(|rig| rig.scripts[1].received() == [TransferStatus::MemoryFault]);
     assert_eq!(next.read(0, LENGTH), vec![0; LENGTH]);
 
     // The same holds for a reset, after which the client stays.
@@ -66,7 +66,7 @@ fn next_tenant_gets_nothing_of_a_message_for_the_former_one() {
     rig.until(|rig| rig.counter(1, "bytes_received") > before);
     rig.bed.reset_attachment(next.client.function, next.client.attachment).unwrap();
     rig.until(|rig| rig.scripts[1].received().len() == 2);
-    assert_eq!(rig.scripts[1].received()[1], DataEnd::MemoryFault);
+    assert_eq!(rig.scripts[1].received()[1], TransferStatus::MemoryFault);
     assert_eq!(next.read(LENGTH - 1, 1), [0xbb]);
     let _ = sender;
 }
@@ -78,7 +78,7 @@ fn next_tenant_is_not_read_for_a_message_of_the_former_one() {
     let next = User::attach(&mut rig.bed, rig.functions[0], 1);
     next.write(0, &vec![0xcc; LENGTH]);
 
-    rig.until(|rig| rig.scripts[1].received() == [DataEnd::Corrupt]);
+    rig.until(|rig| rig.scripts[1].received() == [TransferStatus::Corrupt]);
     let data = receiver.read(0, LENGTH);
     let sent = pattern(1, LENGTH);
     let end = data.iter().zip(&sent).take_while(|(read, sent)| read == sent).count();
@@ -91,6 +91,6 @@ fn kernel_that_leaves_stops_nothing_else() {
     let kernel = rig.kernels[0].client;
     kernel.detach(&mut rig.bed);
 
-    rig.until(|rig| rig.scripts[1].received() == [DataEnd::Complete]);
+    rig.until(|rig| rig.scripts[1].received() == [TransferStatus::Complete]);
     assert_eq!(kernel.attachment.0, KERNEL);
 }

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use nicforge_core::{companion::CompanionMode, ids::AttachmentId};
 use nicforge_hwi::seastar::{COMMAND_BYTES, KERNEL, firmware, mirror};
 use nicforge_seastar::Options;
-use nicforge_seastar_firmware::chip::{Client, DataEnd, Event, MAX_CALLS};
+use nicforge_seastar_firmware::chip::{Client, Event, MAX_CALLS, TransferStatus};
 
 use crate::common::{BOTH, LONG, MEMORY, Message, Rig, pattern, receive_at};
 
@@ -26,7 +26,7 @@ fn check_halted(rig: &mut Rig) {
     rig.kernels[0].write(0, &pattern(5, 100_000));
     rig.scripts[2].on_event(receive_at(0));
     rig.send(0, Message::put(300, 2, 0, 100_000));
-    rig.until(|rig| rig.scripts[2].received() == [DataEnd::Complete]);
+    rig.until(|rig| rig.scripts[2].received() == [TransferStatus::Complete]);
     assert_eq!(rig.kernels[2].read(0, 100_000), pattern(5, 100_000));
     assert_eq!(rig.kernels[1].result(number), None);
 }
@@ -44,7 +44,7 @@ fn check_reset(rig: &mut Rig) {
     rig.settle();
     rig.scripts[1].on_event(receive_at(0));
     rig.send(0, Message::put(400, 1, 0, 100_000));
-    rig.until(|rig| rig.scripts[1].received().last() == Some(&DataEnd::Complete));
+    rig.until(|rig| rig.scripts[1].received().last() == Some(&TransferStatus::Complete));
     assert_eq!(rig.kernels[1].read(0, 100_000), pattern(5, 100_000));
     assert_eq!(rig.counter(1, "incarnation"), 2);
 }
@@ -120,7 +120,7 @@ fn firmware_that_halts_in_the_middle_cuts_its_message_and_frees_its_receiver() {
     rig.until(|rig| rig.counter(0, "bytes_received") > 0);
 
     rig.start(1, |_| panic!("the program is broken"));
-    rig.until(|rig| rig.scripts[0].received() == [DataEnd::Cut]);
+    rig.until(|rig| rig.scripts[0].received() == [TransferStatus::Cut]);
     assert_eq!(rig.counter(0, "streams"), 0);
     check_halted(&mut rig);
 }
@@ -135,7 +135,7 @@ fn receiver_that_halts_in_the_middle_stalls_no_link() {
     assert!(rig.scripts[0].transmitted().is_empty());
 
     rig.start(1, |_| panic!("the program is broken"));
-    rig.until(|rig| rig.scripts[0].transmitted() == [(1, DataEnd::Complete)]);
+    rig.until(|rig| rig.scripts[0].transmitted() == [(1, TransferStatus::Complete)]);
     check_halted(&mut rig);
     check_reset(&mut rig);
 }

@@ -3,7 +3,7 @@
 use nicforge_core::companion::CompanionMode;
 use nicforge_hwi::seastar::KERNEL;
 use nicforge_seastar::Options;
-use nicforge_seastar_firmware::chip::{DataEnd, Event, Incarnation, Pieces};
+use nicforge_seastar_firmware::chip::{Event, Incarnation, Pieces, TransferStatus};
 
 use crate::common::{BOTH, Message, Rig, pattern, piece, receive_at};
 
@@ -95,7 +95,7 @@ fn node_without_an_incarnation_sees_messages_as_stale_and_can_answer() {
 
     // Data messages need an incarnation.
     rig.send(1, Message::put(9, 0, 0, 100));
-    rig.until(|rig| rig.scripts[1].transmitted() == [(9, DataEnd::Cut)]);
+    rig.until(|rig| rig.scripts[1].transmitted() == [(9, TransferStatus::Cut)]);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn sender_that_restarts_in_the_middle_cuts_its_message() {
     rig.send(0, Message::put(1, 1, 0, 1 << 20));
     rig.until(|rig| rig.scripts[1].count(|event| matches!(event, Event::Header { .. })) == 1);
     restart(&mut rig, 0);
-    rig.until(|rig| rig.scripts[0].transmitted() == [(1, DataEnd::Cut)]);
+    rig.until(|rig| rig.scripts[0].transmitted() == [(1, TransferStatus::Cut)]);
     rig.settle();
 
     // The new incarnation's message gets another stream, though the firmware has not answered the
@@ -131,8 +131,8 @@ fn sender_that_restarts_in_the_middle_cuts_its_message() {
         }
     });
     rig.until(|rig| rig.scripts[1].received().len() == 2);
-    let end = |stream, end| rig.scripts[1].events().contains(&Event::Received { stream, end });
-    assert!(end(headers[0], DataEnd::Cut) && end(headers[1], DataEnd::Complete));
+    let has_ended = |stream, status| rig.scripts[1].events().contains(&Event::Received { stream, status });
+    assert!(has_ended(headers[0], TransferStatus::Cut) && has_ended(headers[1], TransferStatus::Complete));
     assert_eq!(rig.kernels[1].read(1 << 21, 1000), pattern(1, 1000));
     assert_eq!((rig.counter(1, "streams"), rig.counter(1, "cut")), (0, 1));
 }
@@ -151,11 +151,11 @@ fn receiver_that_restarts_in_the_middle_frees_its_streams() {
     });
 
     rig.send(0, Message::put(1, 1, 0, 1 << 20));
-    rig.until(|rig| rig.scripts[1].received() == [DataEnd::Cut]);
-    rig.until(|rig| rig.scripts[0].transmitted() == [(1, DataEnd::Complete)]);
+    rig.until(|rig| rig.scripts[1].received() == [TransferStatus::Cut]);
+    rig.until(|rig| rig.scripts[0].transmitted() == [(1, TransferStatus::Complete)]);
 
     rig.settle();
     rig.send(0, Message::put(2, 1, 0, 1000));
-    rig.until(|rig| rig.scripts[1].received() == [DataEnd::Cut, DataEnd::Complete]);
+    rig.until(|rig| rig.scripts[1].received() == [TransferStatus::Cut, TransferStatus::Complete]);
     assert_eq!(rig.counter(1, "streams"), 0);
 }

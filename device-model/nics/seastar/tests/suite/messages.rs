@@ -3,7 +3,7 @@
 use nicforge_core::companion::CompanionMode;
 use nicforge_hwi::seastar::{INLINE, message};
 use nicforge_seastar::{Options, config::DEFAULT_MTU};
-use nicforge_seastar_firmware::chip::{DataEnd, Event};
+use nicforge_seastar_firmware::chip::{Event, TransferStatus};
 
 use crate::common::{BOTH, Message, Rig, pattern, receive_at};
 
@@ -25,7 +25,11 @@ fn check_message(rig: &mut Rig, name: u32, from: usize, to: usize, length: usize
             && rig.scripts[1].events().len() == before.1 + expected
     });
 
-    assert_eq!(rig.scripts[0].transmitted().last(), Some(&(name, DataEnd::Complete)), "{length} bytes");
+    assert_eq!(
+        rig.scripts[0].transmitted().last(),
+        Some(&(name, TransferStatus::Complete)),
+        "{length} bytes"
+    );
     let events = rig.scripts[1].events().split_off(before.1);
     let Event::Header { packet, stream, .. } = events[0] else { panic!("{:?}", events[0]) };
     assert_eq!((packet.trusted.source_node, packet.trusted.length as usize), (0, length));
@@ -33,7 +37,7 @@ fn check_message(rig: &mut Rig, name: u32, from: usize, to: usize, length: usize
 
     if length > INLINE {
         let stream = stream.unwrap();
-        assert_eq!(events[1], Event::Received { stream, end: DataEnd::Complete }, "{length} bytes");
+        assert_eq!(events[1], Event::Received { stream, status: TransferStatus::Complete }, "{length} bytes");
         assert!(rig.kernels[1].read(to, length) == data, "{length} bytes");
     } else {
         assert_eq!((stream, &packet.inline[..length]), (None, &data[..]));

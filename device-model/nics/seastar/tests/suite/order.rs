@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use nicforge_core::companion::CompanionMode;
 use nicforge_hwi::seastar::{INLINE, KERNEL};
 use nicforge_seastar::Options;
-use nicforge_seastar_firmware::chip::{DataEnd, Event, Pieces};
+use nicforge_seastar_firmware::chip::{Event, Pieces, TransferStatus};
 use proptest::prelude::*;
 
 use crate::common::{Message, Rig, pattern, piece};
@@ -47,7 +47,7 @@ fn check(options: Options, messages: &[(usize, usize, usize)]) {
 
     let mut seen: BTreeMap<(usize, usize), Vec<u64>> = BTreeMap::new();
     for (to, script) in rig.scripts.iter().enumerate() {
-        assert!(script.received().iter().all(|&end| end == DataEnd::Complete));
+        assert!(script.received().iter().all(|&end| end == TransferStatus::Complete));
         for event in script.events() {
             if let Event::Header { packet, .. } = event {
                 let from = packet.trusted.source_node as usize;

@@ -3,7 +3,7 @@
 use nicforge_core::companion::CompanionMode;
 use nicforge_hwi::seastar::{KERNEL, Piece};
 use nicforge_seastar::Options;
-use nicforge_seastar_firmware::chip::{DataEnd, Event, Pieces};
+use nicforge_seastar_firmware::chip::{Event, Pieces, TransferStatus};
 use zerocopy::IntoBytes;
 
 use crate::common::{MEMORY, Message, Rig, User, pattern, piece};
@@ -37,7 +37,7 @@ fn bytes_of(user: &User, pieces: &[Piece]) -> Vec<u8> {
 }
 
 /// Sends a message from pieces of node 0 to pieces of node 1. Returns how it ended there.
-fn transfer(rig: &mut Rig, length: usize, from: Pieces, to: Pieces) -> DataEnd {
+fn transfer(rig: &mut Rig, length: usize, from: Pieces, to: Pieces) -> TransferStatus {
     rig.scripts[1].on_event(move |chip, event| {
         if let Event::Header { stream: Some(stream), packet, .. } = *event {
             chip.receive(stream, packet.trusted.length, to).unwrap();
@@ -59,7 +59,7 @@ fn lists_gather_and_scatter() {
         let expected = bytes_of(&rig.kernels[0], &source);
         let (from, to) = (list(&rig.kernels[0], &source), list(&rig.kernels[1], &target));
 
-        assert_eq!(transfer(&mut rig, length, from, to), DataEnd::Complete);
+        assert_eq!(transfer(&mut rig, length, from, to), TransferStatus::Complete);
         assert_eq!(bytes_of(&rig.kernels[1], &target), expected, "{length} bytes");
     }
 }
@@ -74,7 +74,7 @@ fn few_pieces_gather_and_scatter_and_empty_ones_are_skipped() {
         [piece(KERNEL, 100, 50), piece(KERNEL, 9000, 5000), piece(KERNEL, 0, 0), piece(KERNEL, 1, 50)];
 
     let (from, to) = (Pieces::Few { count: 4, pieces: source }, Pieces::Few { count: 4, pieces: target });
-    assert_eq!(transfer(&mut rig, 5100, from, to), DataEnd::Complete);
+    assert_eq!(transfer(&mut rig, 5100, from, to), TransferStatus::Complete);
     assert_eq!(bytes_of(&rig.kernels[1], &target), bytes_of(&rig.kernels[0], &source));
 }
 
@@ -108,7 +108,7 @@ fn bytes_behind_the_kept_length_are_discarded() {
         rig.send(0, Message::put(1, 1, 0, 30_000));
         rig.until(|rig| rig.scripts[1].received().len() > before);
 
-        assert_eq!(rig.scripts[1].received()[before], DataEnd::Complete);
+        assert_eq!(rig.scripts[1].received()[before], TransferStatus::Complete);
         let mut expected = pattern(1, 30_000);
         expected.resize(30_001, 0);
         expected[(kept as usize).min(30_000)..].fill(0);
@@ -127,11 +127,11 @@ fn memory_that_cannot_be_read_is_filled_and_both_ends_see_it() {
 
     let end = transfer(&mut rig, 20_000, from, Pieces::One(piece(KERNEL, 0, 20_000)));
 
-    assert_eq!(end, DataEnd::Corrupt);
+    assert_eq!(end, TransferStatus::Corrupt);
     let mut expected = pattern(1, 10_000);
     expected.resize(20_000, 0);
     assert_eq!(rig.kernels[1].read(0, 20_000), expected);
-    rig.until(|rig| rig.scripts[0].transmitted() == [(1, DataEnd::MemoryFault)]);
+    rig.until(|rig| rig.scripts[0].transmitted() == [(1, TransferStatus::MemoryFault)]);
     assert_eq!(rig.counter(0, "memory_faults"), 1);
 }
 
@@ -146,7 +146,7 @@ fn memory_of_a_short_message_that_cannot_be_read_is_flagged_in_its_header() {
     let Event::Header { packet, .. } = rig.scripts[1].events()[0] else { panic!("no header") };
     let fault = nicforge_hwi::seastar::trusted_flag::INLINE_FAULT;
     assert_eq!((packet.trusted.flags & fault, packet.inline), (fault, [0; 16]));
-    rig.until(|rig| rig.scripts[0].transmitted() == [(1, DataEnd::MemoryFault)]);
+    rig.until(|rig| rig.scripts[0].transmitted() == [(1, TransferStatus::MemoryFault)]);
 }
 
 #[test]
@@ -157,10 +157,10 @@ fn memory_that_cannot_be_written_ends_a_message_with_a_fault() {
 
     for to in [Pieces::One(hole), Pieces::One(piece(KERNEL, 0, 100)), Pieces::None, empty] {
         let from = Pieces::One(piece(KERNEL, 0, 20_000));
-        assert_eq!(transfer(&mut rig, 20_000, from, to), DataEnd::MemoryFault);
+        assert_eq!(transfer(&mut rig, 20_000, from, to), TransferStatus::MemoryFault);
     }
     let from = Pieces::One(piece(KERNEL, 0, 20_000));
-    assert_eq!(transfer(&mut rig, 20_000, from, from), DataEnd::Complete);
+    assert_eq!(transfer(&mut rig, 20_000, from, from), TransferStatus::Complete);
 }
 
 #[test]
@@ -172,6 +172,6 @@ fn process_memory_is_reached_as_well_as_the_kernels() {
 
     let from = Pieces::One(piece(1, 64, 50_000));
     let to = Pieces::One(piece(2, 128, 50_000));
-    assert_eq!(transfer(&mut rig, 50_000, from, to), DataEnd::Complete);
+    assert_eq!(transfer(&mut rig, 50_000, from, to), TransferStatus::Complete);
     assert_eq!(target.read(128, 50_000), pattern(3, 50_000));
 }

@@ -3,7 +3,7 @@
 use nicforge_core::companion::CompanionMode;
 use nicforge_hwi::seastar::{KERNEL, Piece};
 use nicforge_seastar::Options;
-use nicforge_seastar_firmware::chip::{DataEnd, Event, Pieces};
+use nicforge_seastar_firmware::chip::{Event, Pieces, TransferStatus};
 
 use crate::common::{BOTH, Message, Rig, pattern, piece, receive_at};
 
@@ -36,9 +36,9 @@ fn memory_is_the_cards_until_the_receiver_has_copied_it() {
         // The receiver gets bytes that the client stores before the end of the transmission.
         rig.kernels[0].write(0, &pattern(2, LENGTH));
         receive(&mut rig, Pieces::One(piece(KERNEL, 0, LENGTH)), LENGTH);
-        rig.until(|rig| rig.scripts[0].transmitted() == [(1, DataEnd::Complete)]);
+        rig.until(|rig| rig.scripts[0].transmitted() == [(1, TransferStatus::Complete)]);
 
-        assert_eq!(rig.scripts[1].received(), [DataEnd::Complete]);
+        assert_eq!(rig.scripts[1].received(), [TransferStatus::Complete]);
         assert_eq!(rig.kernels[1].read(0, LENGTH), pattern(2, LENGTH));
     }
 }
@@ -49,11 +49,11 @@ fn checked_message_is_in_its_packets_when_they_are_sent() {
     let mut rig = Rig::new(CompanionMode::Stepped, &[2], options);
     rig.kernels[0].write(0, &pattern(1, 20_000));
     rig.send(0, Message::put(1, 1, 0, 20_000));
-    rig.until(|rig| rig.scripts[0].transmitted() == [(1, DataEnd::Complete)]);
+    rig.until(|rig| rig.scripts[0].transmitted() == [(1, TransferStatus::Complete)]);
 
     rig.kernels[0].write(0, &pattern(2, 20_000));
     receive(&mut rig, Pieces::One(piece(KERNEL, 0, 20_000)), 20_000);
-    rig.until(|rig| rig.scripts[1].received() == [DataEnd::Complete]);
+    rig.until(|rig| rig.scripts[1].received() == [TransferStatus::Complete]);
 
     assert_eq!(rig.kernels[1].read(0, 20_000), pattern(1, 20_000));
 }
@@ -71,9 +71,9 @@ fn source_that_is_unmapped_in_the_middle_fails_the_message_at_both_ends() {
     let attachment_id = nicforge_core::ids::AttachmentId(KERNEL);
     rig.bed.dma_unmap(function, attachment_id, OTHER, LENGTH as u64).unwrap();
     receive(&mut rig, Pieces::One(piece(KERNEL, 0, LENGTH)), LENGTH);
-    rig.until(|rig| rig.scripts[0].transmitted() == [(1, DataEnd::MemoryFault)]);
+    rig.until(|rig| rig.scripts[0].transmitted() == [(1, TransferStatus::MemoryFault)]);
 
-    assert_eq!(rig.scripts[1].received(), [DataEnd::Corrupt]);
+    assert_eq!(rig.scripts[1].received(), [TransferStatus::Corrupt]);
     assert_eq!(rig.kernels[1].read(0, LENGTH), [0; LENGTH], "nothing of unmapped memory is copied");
     assert_eq!(rig.counter(0, "memory_faults"), 1);
 }
@@ -95,8 +95,8 @@ fn target_that_is_unmapped_in_the_middle_ends_the_message_with_a_fault() {
     let function = rig.functions[1];
     let attachment_id = nicforge_core::ids::AttachmentId(KERNEL);
     rig.bed.dma_unmap(function, attachment_id, OTHER, LONG as u64).unwrap();
-    rig.until(|rig| rig.scripts[1].received() == [DataEnd::MemoryFault]);
-    rig.until(|rig| rig.scripts[0].transmitted() == [(1, DataEnd::Complete)]);
+    rig.until(|rig| rig.scripts[1].received() == [TransferStatus::MemoryFault]);
+    rig.until(|rig| rig.scripts[0].transmitted() == [(1, TransferStatus::Complete)]);
 
     // The node continues.
     rig.kernels[0].write(0, &pattern(3, LENGTH));
@@ -126,11 +126,11 @@ fn receiver_whose_memory_is_reached_by_messages_gets_the_data() {
             written[start..start + data.len()].copy_from_slice(&data);
             rig.bed.dma_write_done(function, attachment, id, Ok(())).unwrap();
         }
-        rig.scripts[1].received() == [DataEnd::Complete]
+        rig.scripts[1].received() == [TransferStatus::Complete]
     });
 
     assert_eq!(written, pattern(5, LENGTH));
-    rig.until(|rig| rig.scripts[0].transmitted() == [(1, DataEnd::Complete)]);
+    rig.until(|rig| rig.scripts[0].transmitted() == [(1, TransferStatus::Complete)]);
 }
 
 #[test]
@@ -142,9 +142,9 @@ fn packets_that_wait_lose_their_memory_after_ten_seconds() {
     rig.settle();
 
     rig.bed.advance(10_000_000_000);
-    rig.until(|rig| rig.scripts[0].transmitted() == [(1, DataEnd::MemoryFault)]);
+    rig.until(|rig| rig.scripts[0].transmitted() == [(1, TransferStatus::MemoryFault)]);
     receive(&mut rig, Pieces::One(piece(KERNEL, 0, LENGTH)), LENGTH);
-    rig.until(|rig| rig.scripts[1].received() == [DataEnd::Corrupt]);
+    rig.until(|rig| rig.scripts[1].received() == [TransferStatus::Corrupt]);
 
     assert_eq!(rig.kernels[1].read(0, LENGTH), [0; LENGTH]);
 }
@@ -161,13 +161,13 @@ fn sender_that_resets_while_its_memory_is_lent_sends_again() {
     rig.kernels[0].restart();
     rig.boot(0);
     receive(&mut rig, Pieces::One(piece(KERNEL, 0, LENGTH)), LENGTH);
-    rig.until(|rig| rig.scripts[1].received() == [DataEnd::Cut]);
+    rig.until(|rig| rig.scripts[1].received() == [TransferStatus::Cut]);
 
     rig.kernels[0].write(0, &pattern(6, LENGTH));
     rig.scripts[1].on_event(receive_at(0));
     rig.send(0, Message::put(2, 1, 0, LENGTH));
     rig.until(|rig| rig.scripts[1].received().len() == 2);
-    assert_eq!(rig.scripts[1].received()[1], DataEnd::Complete);
+    assert_eq!(rig.scripts[1].received()[1], TransferStatus::Complete);
     assert_eq!(rig.kernels[1].read(0, LENGTH), pattern(6, LENGTH));
     rig.until(|rig| rig.counter(0, "transmissions") == 0);
 }

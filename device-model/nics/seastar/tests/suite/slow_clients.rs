@@ -10,7 +10,7 @@ use nicforge_core::{
 };
 use nicforge_hwi::seastar::Piece;
 use nicforge_seastar::Options;
-use nicforge_seastar_firmware::chip::{Chip, Client, DataEnd, Event, Pieces};
+use nicforge_seastar_firmware::chip::{Chip, Client, Event, Pieces, TransferStatus};
 use nicforge_test_kit::{BUDGET, take_messages};
 
 use crate::common::{MEMORY, Message, Rig, User};
@@ -135,9 +135,9 @@ fn process_that_answers_reads_slowly_does_not_starve_the_others() {
     // Without a budget the slow process would hold the engine for 40 ms in each of its messages.
     neighbours.until(LONGEST, |rig| rig.scripts[1].transmitted().len() == 2 * COUNT as usize);
     let ends = neighbours.rig.scripts[1].transmitted();
-    assert_eq!(ends[0], (0, DataEnd::Complete), "the budget allows for the first wait");
+    assert_eq!(ends[0], (0, TransferStatus::Complete), "the budget allows for the first wait");
     let of_other = ends.iter().filter(|(name, _)| name % 2 == 1);
-    assert!(of_other.clone().all(|(_, end)| *end == DataEnd::Complete));
+    assert!(of_other.clone().all(|(_, end)| *end == TransferStatus::Complete));
     assert!(neighbours.rig.counter(1, "over_budget") > 0);
 }
 
@@ -151,9 +151,9 @@ fn process_that_answers_writes_slowly_does_not_starve_the_others() {
 
     neighbours.until(LONGEST, |rig| rig.scripts[1].received().len() == 2 * COUNT as usize);
     let ends = neighbours.rig.scripts[1].received();
-    assert_eq!(ends[0], DataEnd::Complete, "the budget allows for the first wait");
+    assert_eq!(ends[0], TransferStatus::Complete, "the budget allows for the first wait");
     let of_other = ends.iter().skip(1).step_by(2);
-    assert!(of_other.clone().all(|end| *end == DataEnd::Complete));
+    assert!(of_other.clone().all(|end| *end == TransferStatus::Complete));
     assert!(neighbours.rig.counter(1, "over_budget") > 0);
 }
 
@@ -189,7 +189,7 @@ fn process_that_answers_at_once_is_not_charged() {
         let before = neighbours.rig.scripts[1].received().len();
         neighbours.until(1_000_000_000, |rig| rig.scripts[1].received().len() == before + 20);
     }
-    assert!(neighbours.rig.scripts[1].received().iter().all(|end| *end == DataEnd::Complete));
+    assert!(neighbours.rig.scripts[1].received().iter().all(|end| *end == TransferStatus::Complete));
     assert_eq!(neighbours.rig.counter(1, "over_budget"), 0);
 }
 
@@ -202,5 +202,5 @@ fn slow_process_without_neighbours_stays_in_its_budget() {
     }
 
     neighbours.until(10_000_000_000, |rig| rig.scripts[1].received().len() == 10);
-    assert!(neighbours.rig.scripts[1].received().iter().all(|end| *end == DataEnd::Complete));
+    assert!(neighbours.rig.scripts[1].received().iter().all(|end| *end == TransferStatus::Complete));
 }

@@ -6,7 +6,7 @@ use nicforge_core::companion::CompanionMode;
 use nicforge_core::machine::Outgoing;
 use nicforge_hwi::seastar::{INLINE, KERNEL, Piece, STREAMS};
 use nicforge_seastar::Options;
-use nicforge_seastar_firmware::chip::{Client, DataEnd, Event, Pieces};
+use nicforge_seastar_firmware::chip::{Client, Event, Pieces, TransferStatus};
 use nicforge_test_kit::take_messages;
 
 use crate::common::{MEMORY, Message, Rig, User, pattern, piece, receive_at};
@@ -73,7 +73,7 @@ fn stream_257_is_dropped_and_short_messages_need_none() {
         rig.scripts[0].received().len() == usize::from(STREAMS)
     });
     assert!(answered >= usize::from(STREAMS));
-    assert!(rig.scripts[0].received().iter().all(|&end| end == DataEnd::Complete));
+    assert!(rig.scripts[0].received().iter().all(|&end| end == TransferStatus::Complete));
     for node in sources {
         let mut expected = pattern(node, MTU);
         expected.resize(MTU + 4096, 0x5a);
@@ -105,7 +105,7 @@ fn data_wait_for_their_destination_and_control_messages_leave_meanwhile() {
     rig.act(1, move |chip| {
         chip.receive(stream, 200_000, Pieces::One(piece(KERNEL, 0, 200_000))).unwrap();
     });
-    rig.until(|rig| rig.scripts[1].received() == [DataEnd::Complete]);
+    rig.until(|rig| rig.scripts[1].received() == [TransferStatus::Complete]);
     assert_eq!(rig.kernels[1].read(0, 200_000), pattern(1, 200_000));
 }
 
@@ -116,7 +116,7 @@ fn message_to_the_own_node_arrives() {
     rig.scripts[0].on_event(receive_at(1 << 20));
 
     rig.send(0, Message::put(1, 0, 0, 100_000));
-    rig.until(|rig| rig.scripts[0].received() == [DataEnd::Complete]);
+    rig.until(|rig| rig.scripts[0].received() == [TransferStatus::Complete]);
     assert_eq!(rig.kernels[0].read(1 << 20, 100_000), pattern(4, 100_000));
 }
 
@@ -133,8 +133,8 @@ fn read_that_is_not_answered_ends_the_message_with_a_fault() {
     assert!(rig.scripts[1].received().is_empty());
 
     rig.bed.advance(2_000_000_000);
-    rig.until(|rig| rig.scripts[1].received() == [DataEnd::Corrupt]);
-    rig.until(|rig| rig.scripts[0].transmitted() == [(1, DataEnd::MemoryFault)]);
+    rig.until(|rig| rig.scripts[1].received() == [TransferStatus::Corrupt]);
+    rig.until(|rig| rig.scripts[0].transmitted() == [(1, TransferStatus::MemoryFault)]);
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn client_that_answers_no_writes_does_not_stop_its_node() {
     rig.send(0, Message::put(1, 1, 0, 1 << 20));
     rig.settle();
     rig.bed.advance(200_000_000);
-    rig.until(|rig| rig.scripts[1].received() == [DataEnd::MemoryFault]);
+    rig.until(|rig| rig.scripts[1].received() == [TransferStatus::MemoryFault]);
     let _ = MEMORY;
 
     // Other messages to the node continue, though this client's memory does not.
@@ -209,14 +209,14 @@ fn end_of_a_message_waits_for_the_answers_to_its_writes() {
         let Outgoing::DmaWrite { id, function, attachment, .. } = message else { panic!("a read") };
         rig.bed.dma_write_done(function, attachment, id, Ok(())).unwrap();
     }
-    rig.until(|rig| rig.scripts[1].received() == [DataEnd::Complete]);
+    rig.until(|rig| rig.scripts[1].received() == [TransferStatus::Complete]);
 
     // A client that answers none of them is cut off.
     rig.send(0, Message::put(2, 1, 0, 4096));
     rig.until(|rig| rig.counter(1, "bytes_received") == 8192);
     rig.settle();
     rig.bed.advance(200_000_000);
-    rig.until(|rig| rig.scripts[1].received() == [DataEnd::Complete, DataEnd::MemoryFault]);
+    rig.until(|rig| rig.scripts[1].received() == [TransferStatus::Complete, TransferStatus::MemoryFault]);
 }
 
 #[test]
@@ -245,6 +245,6 @@ fn event_in_mapped_memory_is_written_while_a_message_continues() {
         }
         !rig.scripts[1].received().is_empty()
     });
-    assert_eq!(rig.scripts[1].received(), [DataEnd::Complete]);
+    assert_eq!(rig.scripts[1].received(), [TransferStatus::Complete]);
     assert_eq!(rig.kernels[1].read(0, 64), [0x22; 64]);
 }

@@ -4,7 +4,7 @@ use nicforge_core::{companion::CompanionMode, fabric::Direction};
 use nicforge_hwi::seastar::KERNEL;
 use nicforge_kit::Clock;
 use nicforge_seastar::{Options, noisy_link};
-use nicforge_seastar_firmware::chip::{DataEnd, Event, Pieces};
+use nicforge_seastar_firmware::chip::{Event, Pieces, TransferStatus};
 
 use crate::common::{Message, Rig, pattern, piece, receive_at};
 
@@ -83,7 +83,7 @@ fn long_message_has_the_bandwidth_of_the_link() {
     const LENGTH: u64 = 64_000;
 
     rig.send(0, Message::put(1, 1, 0, LENGTH as usize));
-    rig.until(|rig| rig.scripts[1].received() == [DataEnd::Complete]);
+    rig.until(|rig| rig.scripts[1].received() == [TransferStatus::Complete]);
 
     let took = time_of(&rig, 1, is_received) - time_of(&rig, 1, is_header);
     let minimum = (LENGTH + 4) * 8 * 1_000_000_000 / LINK;
@@ -97,7 +97,7 @@ fn long_message_has_the_bandwidth_of_a_slower_host_interface() {
     const LENGTH: u64 = 64_000;
 
     rig.send(0, Message::put(1, 1, 0, LENGTH as usize));
-    rig.until(|rig| rig.scripts[1].received() == [DataEnd::Complete]);
+    rig.until(|rig| rig.scripts[1].received() == [TransferStatus::Complete]);
 
     let took = time_of(&rig, 1, is_received) - time_of(&rig, 1, is_header);
     let minimum = LENGTH * 1000 / 1100;
@@ -121,7 +121,7 @@ fn timer_comes_at_its_time() {
 
 /// Sends two messages of 10,000 bytes over a link, which inverts the bits of `error` in packet 50,
 /// from byte 3 on. Returns the messages' ends and the number of packets that the link repeated.
-fn send_two_messages_with_error(error: &'static [u8]) -> (Vec<DataEnd>, u64) {
+fn send_two_messages_with_error(error: &'static [u8]) -> (Vec<TransferStatus>, u64) {
     let mut rig = self::rig(timed());
     rig.kernels[0].write(0, &pattern(1, 10_000));
     rig.scripts[1].on_event(|chip, event| {
@@ -142,7 +142,7 @@ fn send_two_messages_with_error(error: &'static [u8]) -> (Vec<DataEnd>, u64) {
     rig.send(0, Message::put(2, 1, 0, 10_000));
     rig.until(|rig| rig.scripts[1].received().len() == 2);
     let ends = rig.scripts[1].received();
-    let corrupt = ends.iter().filter(|end| **end == DataEnd::Corrupt).count() as u64;
+    let corrupt = ends.iter().filter(|end| **end == TransferStatus::Corrupt).count() as u64;
     assert_eq!(rig.counter(1, "corrupt"), corrupt);
 
     let channels = 0..timed().link.credits.len();
@@ -153,7 +153,7 @@ fn send_two_messages_with_error(error: &'static [u8]) -> (Vec<DataEnd>, u64) {
 #[test]
 fn error_that_the_link_finds_is_repeated() {
     let (ends, repeated) = send_two_messages_with_error(&[1]);
-    assert_eq!(ends, [DataEnd::Complete; 2]);
+    assert_eq!(ends, [TransferStatus::Complete; 2]);
     assert!(repeated > 0);
 }
 
@@ -161,5 +161,5 @@ fn error_that_the_link_finds_is_repeated() {
 fn error_that_the_link_misses_is_found_end_to_end() {
     // These bits are the generator polynomial of the link's check.
     let (ends, repeated) = send_two_messages_with_error(&[0x01, 0x10, 0x21]);
-    assert_eq!((ends, repeated), (vec![DataEnd::Corrupt, DataEnd::Complete], 0));
+    assert_eq!((ends, repeated), (vec![TransferStatus::Corrupt, TransferStatus::Complete], 0));
 }

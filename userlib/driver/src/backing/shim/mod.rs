@@ -27,23 +27,26 @@ use nix::{
 };
 
 use super::{
-    Backing, DmaAddresses, DmaAllocation, DmaMemory, DmaPermission, InterruptSource, IrqInfo, REGION_CONFIG,
-    RegionInfo, WriteMode,
+    Backing, DmaAddresses, DmaAllocation, DmaMemory, DmaPermission, InterruptSource, IrqInfo, MappableArea,
+    REGION_CONFIG, RegionInfo, WriteMode,
     event_source::{EventSource, eventfd},
-    function::{Function, LossCause, RegionDescription},
+    function::{Function, LossCause, RegionDescription, WordAccess},
 };
 use crate::{Error, OpenProblem, PciAddress, device::lock};
 
 /// A range of memory that the device can reach.
 struct Reachable {
+    /// The kernel's handle of the range.
     handle: u32,
     len: u64,
     /// The program's memory, kept as long as the kernel has it pinned.
     _pinned: Option<Window>,
 }
 
+/// The state that all clones of a [`Shim`] share.
 struct ShimFunction {
     function: Function,
+    /// The module's description of the function.
     info: shim::Info,
     /// The reachable ranges, by address for the device. Without an IOMMU, memory that was mapped
     /// several times has the same address each time.
@@ -82,7 +85,7 @@ impl Shim {
             return Err(OpenProblem::Version { found: info.version, wanted: shim::VERSION });
         }
 
-        let function = Function::new(OwnedFd::into(file), describe, false);
+        let function = Function::new(OwnedFd::into(file), describe, WordAccess::Whole);
         Ok(Self(Arc::new(ShimFunction { function, info, reachable: Mutex::default() })))
     }
 
@@ -92,19 +95,22 @@ impl Shim {
         PciAddress { domain, bus, slot, function }
     }
 
+    /// Returns the device file.
     fn fd(&self) -> BorrowedFd<'_> {
         self.0.function.fd()
     }
 
+    /// Converts the result of an ioctl: see [`Function::checked`].
     fn checked<T>(&self, operation: &'static str, result: Result<T, Errno>) -> Result<T, Error> {
         self.0.function.checked(operation, result)
     }
 
-    /// Checks for events that end the use of the device.
+    /// Checks whether the device is still there.
     fn check_alive(&self) -> Result<(), Error> {
         let function = &self.0.function;
         function.check_alive()?;
 
+        // The kernel reports these events for a device file whose function is gone.
         let mut polled = [PollFd::new(function.fd(), PollFlags::empty())];
         let ends = PollFlags::POLLERR | PollFlags::POLLHUP | PollFlags::POLLNVAL;
 
@@ -132,7 +138,7 @@ fn describe(file: BorrowedFd<'_>, region: u32) -> Result<RegionDescription, Errn
         readable: has(shim::REGION_READ),
         writable: has(shim::REGION_WRITE),
         file_offset: found.offset,
-        areas: areas.map(|area| (area.offset, area.len)).collect(),
+        areas: areas.map(|area| MappableArea { offset: area.offset, len: area.len }).collect(),
     })
 }
 
@@ -150,11 +156,11 @@ impl Backing for Shim {
     }
 
     fn map(&self, region: u32) -> Result<Option<SharedMemory>, Error> {
-        self.0.function.map(region, true)
+        self.0.function.map(region, Access::ReadWrite)
     }
 
     fn map_read_only(&self, region: u32) -> Result<Option<SharedMemory>, Error> {
-        self.0.function.map(region, false)
+        self.0.function.map(region, Access::ReadOnly)
     }
 
     fn irq_info(&self, index: u32) -> Result<IrqInfo, Error> {
@@ -219,8 +225,8 @@ impl Backing for Shim {
                 Ok(Some(DmaAllocation { memory, iova: created.address }))
             }
             Err(error) => {
-                // The first error is the one to report. The kernel frees what is left with the
-                // file.
+                // This error is the one to report. If the memory cannot be freed, the kernel frees
+                // it when the file is closed.
                 let _ = sys::free(self.fd(), shim::DmaFree { handle: created.handle, reserved: 0 });
                 Err(error.into())
             }
@@ -229,13 +235,13 @@ impl Backing for Shim {
 
     fn dma_register(&self, memory: DmaMemory, permission: DmaPermission) -> Result<u64, Error> {
         let window = memory.mapped()?;
-        let may = |allowed, flag| if allowed { flag } else { 0 };
+        let flag_if = |allowed, flag| if allowed { flag } else { 0 };
         let len = window.len();
 
         let pin = shim::DmaPin {
             start: window.base_address() as u64,
             len,
-            flags: may(permission.read, shim::DMA_READ) | may(permission.write, shim::DMA_WRITE),
+            flags: flag_if(permission.read, shim::DMA_READ) | flag_if(permission.write, shim::DMA_WRITE),
             ..Default::default()
         };
 
@@ -264,7 +270,7 @@ impl Backing for Shim {
 
         let none = Error::system(operation, Errno::ENOENT);
         let Entry::Occupied(mut at) = reachable.entry(iova) else { return Err(none) };
-        let index = at.get().iter().position(|capability| capability.len == len).ok_or(none)?;
+        let index = at.get().iter().position(|range| range.len == len).ok_or(none)?;
         let handle = at.get()[index].handle;
 
         self.checked(operation, sys::free(self.fd(), shim::DmaFree { handle, reserved: 0 }))?;

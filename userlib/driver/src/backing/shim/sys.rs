@@ -13,6 +13,7 @@ use nix::{
     libc::{c_ulong, ioctl},
 };
 
+/// Makes a request whose argument is a struct, which the kernel may change.
 fn call<T>(file: BorrowedFd<'_>, request: u32, argument: &mut T) -> Result<(), Errno> {
     // SAFETY: `argument` is the struct that the request takes. The callers below pass the matching
     // one.

@@ -25,10 +25,19 @@ use crate::{Error, IRQ_INTX, IRQ_MSIX, IrqInfo, device::lock};
 /// The bound vectors of the kind in use.
 #[derive(Default)]
 struct Bound {
+    /// VFIO index of the kind in use, if one is.
     index: Option<u32>,
     /// The number of vectors that the kernel has set up.
     enabled: u32,
+    /// The eventfd of each bound vector.
     events: BTreeMap<u32, Arc<EventFd>>,
+}
+
+/// Whether vectors are masked or unmasked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Masking {
+    Mask,
+    Unmask,
 }
 
 /// The interrupts of one device.
@@ -38,10 +47,12 @@ pub(super) struct Interrupts {
 }
 
 impl Interrupts {
+    /// Makes the interrupts of a device, none of them bound.
     pub(super) fn new(device: Arc<OwnedFd>) -> Self {
         Self { device, bound: Mutex::default() }
     }
 
+    /// Returns the device's descriptor.
     fn fd(&self) -> BorrowedFd<'_> {
         (*self.device).as_fd()
     }
@@ -62,14 +73,16 @@ impl Interrupts {
         })
     }
 
-    /// Sets up `count` vectors, or as many as the kernel can have if `vector` is among them.
+    /// Has the kernel set up `count` vectors, without eventfds. If it cannot have so many, sets up
+    /// as many as it can, if `vector` is among them. Returns the number of vectors.
     fn enable(&self, index: u32, vector: u32, count: u32) -> Result<u32, Errno> {
-        let none = |count: u32| vec![None; count as usize];
+        let no_eventfds = |count: u32| vec![None; count as usize];
         let action = VFIO_IRQ_SET_ACTION_TRIGGER;
 
-        let fewer = match sys::bind_irqs(self.fd(), index, 0, &none(count), action) {
+        let fewer = match sys::bind_irqs(self.fd(), index, 0, &no_eventfds(count), action) {
             Ok(0) => return Ok(count),
             Ok(fewer) => fewer as u32,
+            // The kernel does not say how many it can have: enough for `vector` may do.
             Err(Errno::ENOSPC) => vector + 1,
             Err(errno) => return Err(errno),
         };
@@ -78,7 +91,7 @@ impl Interrupts {
             return Err(Errno::ENOSPC);
         }
 
-        match sys::bind_irqs(self.fd(), index, 0, &none(fewer), action)? {
+        match sys::bind_irqs(self.fd(), index, 0, &no_eventfds(fewer), action)? {
             0 => Ok(fewer),
             _ => Err(Errno::ENOSPC),
         }
@@ -99,6 +112,7 @@ impl Interrupts {
                     what: "interrupts of two kinds at once through the kernel: drop the others first",
                 });
             }
+            // The kernel sets INTx up with its only vector.
             None if index == IRQ_INTX => (),
             None => {
                 let count = self.info(index).map_err(|errno| Error::system(operation, errno))?.count;
@@ -114,8 +128,8 @@ impl Interrupts {
 
         if let Err(errno) = bind(&[Some(event.as_fd())]) {
             if bound.events.is_empty() && bound.index.is_some() {
-                // No vector of this kind is bound, so another kind may use the function. The first
-                // error is the one to report.
+                // No vector of this kind is bound. Its vectors are taken down, so that another kind
+                // can be used. An error of that is not the one to report.
                 let _ = self.disable(&mut bound, index);
             }
             return Err(Error::system(operation, errno));
@@ -136,6 +150,7 @@ impl Interrupts {
         self.disable(&mut bound, index)
     }
 
+    /// Takes all vectors of an index down.
     fn disable(&self, bound: &mut Bound, index: u32) -> Result<(), Errno> {
         sys::act_on_irqs(self.fd(), index, 0, 0, VFIO_IRQ_SET_ACTION_TRIGGER)?;
         *bound = Bound::default();
@@ -143,9 +158,16 @@ impl Interrupts {
     }
 
     /// Masks or unmasks `count` vectors from `start` on.
-    pub(super) fn set_masked(&self, index: u32, start: u32, count: u32, masked: bool) -> Result<(), Errno> {
+    pub(super) fn set_masking(
+        &self,
+        index: u32,
+        start: u32,
+        count: u32,
+        masking: Masking,
+    ) -> Result<(), Errno> {
+        let is_masked = masking == Masking::Mask;
         if index != IRQ_MSIX {
-            let action = if masked { VFIO_IRQ_SET_ACTION_MASK } else { VFIO_IRQ_SET_ACTION_UNMASK };
+            let action = if is_masked { VFIO_IRQ_SET_ACTION_MASK } else { VFIO_IRQ_SET_ACTION_UNMASK };
             return sys::act_on_irqs(self.fd(), index, start, count, action);
         }
 
@@ -154,8 +176,9 @@ impl Interrupts {
             return Err(Errno::EINVAL);
         }
 
+        // An MSI-X vector is masked by taking its eventfd away.
         let fds: Vec<_> = (start..start + count)
-            .map(|vector| bound.events.get(&vector).filter(|_| !masked).map(|event| event.as_fd()))
+            .map(|vector| bound.events.get(&vector).filter(|_| !is_masked).map(|event| event.as_fd()))
             .collect();
 
         sys::bind_irqs(self.fd(), index, start, &fds, VFIO_IRQ_SET_ACTION_TRIGGER).map(drop)

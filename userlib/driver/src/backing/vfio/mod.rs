@@ -21,7 +21,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use nicforge_shm::{SharedMemory, SharedU64, Window};
+use nicforge_shm::{Access, SharedMemory, SharedU64, Window};
 use nix::{
     errno::Errno,
     sys::{
@@ -36,25 +36,28 @@ use vfio_bindings::bindings::vfio::{
 };
 
 use self::{
-    interrupts::Interrupts,
+    interrupts::{Interrupts, Masking},
     open::{Opened, open_function},
 };
 use super::{
-    Backing, DmaAddresses, DmaMemory, DmaPermission, InterruptSource, IrqInfo, REGION_CONFIG, RegionInfo,
-    WriteMode,
+    Backing, DmaAddresses, DmaMemory, DmaPermission, InterruptSource, IrqInfo, MappableArea, REGION_CONFIG,
+    RegionInfo, WriteMode,
     event_source::{EventSource, eventfd},
-    function::{Function, LossCause, RegionDescription},
+    function::{Function, LossCause, RegionDescription, WordAccess},
 };
 use crate::{Error, PciAddress, device::lock};
 
+/// The state that all clones of a [`Vfio`] share.
 struct VfioFunction {
     function: Function,
+    /// The container, whose IOMMU translates the device's addresses.
     container: OwnedFd,
     /// Closed after the device and the container.
     _group: OwnedFd,
     interrupts: Interrupts,
     /// The memory that the IOMMU maps, by address. It is kept until the IOMMU has released it.
     mapped: Mutex<BTreeMap<u64, Window>>,
+    /// The device can be reset.
     can_reset: bool,
     /// Counts errors that the kernel could not correct.
     error_reported: EventFd,
@@ -76,7 +79,7 @@ impl Vfio {
     /// Returns [`Error::Open`], whose text says what to do.
     pub fn open(address: PciAddress) -> Result<Self, Error> {
         let Opened { device, container, group } = open_function(address)?;
-        let failed = |what| move |errno| Error::system(what, errno);
+        let failed = |operation| move |errno| Error::system(operation, errno);
 
         let info = sys::device_info(device.as_fd()).map_err(failed("querying the device"))?;
         if info.flags & VFIO_DEVICE_FLAGS_PCI == 0 || info.num_regions <= REGION_CONFIG {
@@ -92,8 +95,8 @@ impl Vfio {
         for (index, event) in
             [(VFIO_PCI_ERR_IRQ_INDEX, &error_reported), (VFIO_PCI_REQ_IRQ_INDEX, &release_requested)]
         {
-            // The interrupt may be missing. The loss of the device then shows in its registers,
-            // which read as all ones.
+            // A device may lack this interrupt. Its loss then shows only in its registers, which
+            // read as all ones.
             let _ = interrupts.bind_device_event(index, event);
             events
                 .add(event, EpollEvent::new(EpollFlags::EPOLLIN, 0))
@@ -103,7 +106,7 @@ impl Vfio {
         let duplicate = device.try_clone().map_err(|_| Error::system("opening a device", Errno::EMFILE))?;
 
         Ok(Self(Arc::new(VfioFunction {
-            function: Function::new(duplicate.into(), describe, true),
+            function: Function::new(duplicate.into(), describe, WordAccess::Split),
             container,
             _group: group,
             interrupts,
@@ -115,15 +118,16 @@ impl Vfio {
         })))
     }
 
-    /// Checks for events that end the use of the device.
+    /// Checks whether the device is still there, and whether the kernel has asked for it back.
     fn check_alive(&self) -> Result<(), Error> {
         let function = &self.0.function;
         function.check_alive()?;
 
-        let counted = |event: &EventFd| event.read().is_ok_and(|count| count != 0);
-        let requested = counted(&self.0.release_requested);
+        // Both eventfds are read, so that neither stays readable.
+        let has_fired = |event: &EventFd| event.read().is_ok_and(|count| count != 0);
+        let is_release_requested = has_fired(&self.0.release_requested);
 
-        if counted(&self.0.error_reported) || requested {
+        if has_fired(&self.0.error_reported) || is_release_requested {
             return Err(function.record_loss(if function.is_all_ones() {
                 LossCause::Pulled
             } else {
@@ -137,13 +141,13 @@ impl Vfio {
 /// Describes a region: see [`function::Describe`].
 fn describe(device: BorrowedFd<'_>, region: u32) -> Result<RegionDescription, Errno> {
     let (found, areas) = match sys::region_info(device, region) {
-        // This kind of function does not have the region.
+        // The function does not have the region.
         Err(Errno::EINVAL) => return Ok(RegionDescription::default()),
         found => found?,
     };
 
     let has = |flag| found.flags & flag != 0;
-    let whole_region = || vec![(0, found.size)];
+    let whole_region = || vec![MappableArea { offset: 0, len: found.size }];
 
     Ok(RegionDescription {
         size: found.size,
@@ -168,11 +172,11 @@ impl Backing for Vfio {
     }
 
     fn map(&self, region: u32) -> Result<Option<SharedMemory>, Error> {
-        self.0.function.map(region, true)
+        self.0.function.map(region, Access::ReadWrite)
     }
 
     fn map_read_only(&self, region: u32) -> Result<Option<SharedMemory>, Error> {
-        self.0.function.map(region, false)
+        self.0.function.map(region, Access::ReadOnly)
     }
 
     fn irq_info(&self, index: u32) -> Result<IrqInfo, Error> {
@@ -189,15 +193,17 @@ impl Backing for Vfio {
     }
 
     fn mask(&self, index: u32, start: u32, count: u32) -> Result<(), Error> {
-        self.0
-            .function
-            .checked("masking an interrupt", self.0.interrupts.set_masked(index, start, count, true))
+        self.0.function.checked(
+            "masking an interrupt",
+            self.0.interrupts.set_masking(index, start, count, Masking::Mask),
+        )
     }
 
     fn unmask(&self, index: u32, start: u32, count: u32) -> Result<(), Error> {
-        self.0
-            .function
-            .checked("unmasking an interrupt", self.0.interrupts.set_masked(index, start, count, false))
+        self.0.function.checked(
+            "unmasking an interrupt",
+            self.0.interrupts.set_masking(index, start, count, Masking::Unmask),
+        )
     }
 
     fn dma_addresses(&self) -> DmaAddresses {
@@ -205,23 +211,26 @@ impl Backing for Vfio {
             return DmaAddresses::default();
         };
 
-        let low = |range: Range<u64>| range.start.max(DmaAddresses::FIRST)..range.end.min(DmaAddresses::END);
+        let within_limits =
+            |range: Range<u64>| range.start.max(DmaAddresses::FIRST)..range.end.min(DmaAddresses::END);
 
-        DmaAddresses::Free(ranges.into_iter().map(low).filter(|range| range.start < range.end).collect())
+        DmaAddresses::Free(
+            ranges.into_iter().map(within_limits).filter(|range| range.start < range.end).collect(),
+        )
     }
 
     fn dma_map(&self, iova: u64, memory: DmaMemory, permission: DmaPermission) -> Result<(), Error> {
         let window = memory.mapped()?;
-        let may = |allowed, flag| if allowed { flag } else { 0 };
-        let flags =
-            may(permission.read, VFIO_DMA_MAP_FLAG_READ) | may(permission.write, VFIO_DMA_MAP_FLAG_WRITE);
+        let flag_if = |allowed, flag| if allowed { flag } else { 0 };
+        let flags = flag_if(permission.read, VFIO_DMA_MAP_FLAG_READ)
+            | flag_if(permission.write, VFIO_DMA_MAP_FLAG_WRITE);
 
         let mut mapped = lock(&self.0.mapped);
-        let (at, len) = (window.base_address() as u64, window.len());
+        let (address, len) = (window.base_address() as u64, window.len());
 
         self.0.function.checked(
             "mapping memory for DMA (is `ulimit -l` large enough?)",
-            sys::map_dma(self.0.container.as_fd(), iova, at, len, flags),
+            sys::map_dma(self.0.container.as_fd(), iova, address, len, flags),
         )?;
 
         mapped.insert(iova, window);

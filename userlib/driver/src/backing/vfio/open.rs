@@ -16,7 +16,9 @@ use vfio_bindings::bindings::vfio::{VFIO_API_VERSION, VFIO_GROUP_FLAGS_VIABLE, V
 use super::sys;
 use crate::{Error, OpenProblem, PciAddress};
 
+/// The driver that a function must be bound to.
 const DRIVER: &str = "vfio-pci";
+/// The file that makes a new container each time it is opened.
 const CONTAINER: &str = "/dev/vfio/vfio";
 
 /// A device, its container and its group. They are closed in this order.
@@ -27,10 +29,12 @@ pub(super) struct Opened {
     pub(super) group: OwnedFd,
 }
 
+/// Returns the name of the file that a symbolic link points to.
 fn link_name(path: &Path) -> Option<String> {
     Some(fs::read_link(path).ok()?.file_name()?.to_string_lossy().into_owned())
 }
 
+/// Opens a file for reading and writing. `advice` tells in an error what to do.
 fn open_file(path: &str, advice: &'static str) -> Result<OwnedFd, OpenProblem> {
     open(path, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).map_err(|errno| match errno {
         Errno::EBUSY => OpenProblem::Busy,
@@ -38,8 +42,8 @@ fn open_file(path: &str, advice: &'static str) -> Result<OwnedFd, OpenProblem> {
     })
 }
 
-/// Lists the functions of a group for an error's text.
-fn members(group: u32) -> String {
+/// Lists the functions of a group for the text of an error.
+fn members_of(group: u32) -> String {
     let devices = format!("/sys/kernel/iommu_groups/{group}/devices");
     let mut names: Vec<_> = fs::read_dir(devices)
         .map(|list| list.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
@@ -52,6 +56,7 @@ fn members(group: u32) -> String {
 /// Opens a function that is bound to vfio-pci: its group, a container with an IOMMU, and the device
 /// in them.
 fn try_open(address: PciAddress) -> Result<Opened, OpenProblem> {
+    // The function must be bound to the driver, and be in an IOMMU group.
     let name = address.to_string();
     let sysfs = PathBuf::from(format!("/sys/bus/pci/devices/{name}"));
 
@@ -64,8 +69,8 @@ fn try_open(address: PciAddress) -> Result<Opened, OpenProblem> {
         return Err(OpenProblem::NotBound { address: name, driver, wanted: DRIVER });
     }
 
-    let group = link_name(&sysfs.join("iommu_group")).and_then(|name| name.parse().ok());
-    let number: u32 = group.ok_or(OpenProblem::NoGroup)?;
+    let group_name = link_name(&sysfs.join("iommu_group"));
+    let number: u32 = group_name.and_then(|name| name.parse().ok()).ok_or(OpenProblem::NoGroup)?;
 
     let refused = |operation: &'static str, advice| {
         move |errno: Errno| match errno {
@@ -74,6 +79,7 @@ fn try_open(address: PciAddress) -> Result<Opened, OpenProblem> {
         }
     };
 
+    // The container must have this version of the interface, and support the IOMMU.
     let container = open_file(CONTAINER, "load the modules vfio and vfio_iommu_type1")?;
     let found = sys::api_version(container.as_fd()).map_err(refused(CONTAINER, "is it VFIO's file?"))?;
     if found != VFIO_API_VERSION {
@@ -85,12 +91,13 @@ fn try_open(address: PciAddress) -> Result<Opened, OpenProblem> {
         return Err(OpenProblem::File { path: CONTAINER.to_owned(), errno: Errno::ENODEV as i32, advice });
     }
 
+    // The group is put into the container, which then gets its IOMMU.
     let path = format!("/dev/vfio/{number}");
     let group = open_file(&path, "run as root, or chown the group's file")?;
     let flags = sys::group_flags(group.as_fd()).map_err(refused("the group's state", "try again"))?;
 
     if flags & VFIO_GROUP_FLAGS_VIABLE == 0 {
-        return Err(OpenProblem::NotViable { group: number, members: members(number) });
+        return Err(OpenProblem::NotViable { group: number, members: members_of(number) });
     }
 
     sys::set_container(group.as_fd(), container.as_fd()).map_err(refused(

@@ -24,12 +24,17 @@ use vfio_bindings::bindings::vfio::{
     vfio_iommu_type1_dma_unmap, vfio_iommu_type1_info, vfio_irq_info, vfio_irq_set, vfio_region_info,
 };
 
+use crate::MappableArea;
+
 /// The longest answer of variable length that is accepted, in bytes.
 const MAX_ANSWER: u32 = 1 << 16;
+/// Bytes of the header of a capability in an answer.
+const CAPABILITY_HEADER: usize = size_of::<vfio_info_cap_header>();
 
-/// Returns the request number of `linux/vfio.h` that is `nr` above its base.
-const fn request(nr: u32) -> c_ulong {
-    nix::request_code_none!(VFIO_TYPE, VFIO_BASE + nr) as c_ulong
+/// Returns the ioctl's request code for a request of `linux/vfio.h`, by its number after
+/// `VFIO_BASE`.
+const fn request(number: u32) -> c_ulong {
+    nix::request_code_none!(VFIO_TYPE, VFIO_BASE + number) as c_ulong
 }
 
 const GET_API_VERSION: c_ulong = request(0);
@@ -47,11 +52,13 @@ const IOMMU_GET_INFO: c_ulong = request(12);
 const IOMMU_MAP_DMA: c_ulong = request(13);
 const IOMMU_UNMAP_DMA: c_ulong = request(14);
 
+/// Makes a request whose argument is a number.
 fn with_value(fd: BorrowedFd<'_>, request: c_ulong, value: c_ulong) -> Result<i32, Errno> {
     // SAFETY: the callers' requests take a plain number.
     Errno::result(unsafe { ioctl(fd.as_raw_fd(), request, value) })
 }
 
+/// Makes a request whose argument is a struct, which the kernel may change.
 fn with_struct<T>(fd: BorrowedFd<'_>, request: c_ulong, argument: &mut T) -> Result<i32, Errno> {
     // SAFETY: `argument` is the struct that the request takes, or a buffer of the length in its
     // `argsz`.
@@ -109,7 +116,9 @@ pub(super) fn reset(device: BorrowedFd<'_>) -> Result<(), Errno> {
 
 /// An answer whose length the kernel chooses: a fixed part, and capabilities after it.
 struct Answer {
+    /// The bytes of the answer, in aligned words.
     words: Vec<u64>,
+    /// Length of the answer in bytes.
     argsz: usize,
 }
 
@@ -141,6 +150,7 @@ impl Answer {
         }
     }
 
+    /// Returns the 32-bit number at byte `at`, a multiple of 4.
     fn u32(&self, at: usize) -> Option<u32> {
         if !at.is_multiple_of(4) || at + 4 > self.argsz {
             return None;
@@ -148,6 +158,7 @@ impl Answer {
         self.words.get(at / 8).map(|word| (word.to_le() >> (8 * (at % 8))) as u32)
     }
 
+    /// Returns the 64-bit number at byte `at`, a multiple of 4.
     fn u64(&self, at: usize) -> Option<u64> {
         Some(u64::from(self.u32(at)?) | u64::from(self.u32(at + 4)?) << 32)
     }
@@ -163,10 +174,12 @@ impl Answer {
     fn capability(&self, first: u32, id: u32) -> Option<usize> {
         let mut at = first as usize;
         // Each capability has an offset of its own, which bounds the length of the list.
-        for _ in 0..self.argsz / size_of::<vfio_info_cap_header>() {
+        for _ in 0..self.argsz / CAPABILITY_HEADER {
             if at == 0 {
                 return None;
             }
+            // A header is the id in 16 bits, the version in 16 bits, and the offset of the next
+            // one.
             if self.u32(at)? & 0xffff == id {
                 return Some(at);
             }
@@ -175,25 +188,24 @@ impl Answer {
         None
     }
 
-    /// Reads a list of pairs of numbers. Its length is at `at`, and the first pair lies 8 bytes
-    /// further.
+    /// Reads a list of pairs of 64-bit numbers. Its length is at byte `at`, and the first pair lies
+    /// 8 bytes further.
     fn pairs(&self, at: usize) -> Option<Vec<(u64, u64)>> {
+        const PAIR: usize = 2 * size_of::<u64>();
         let count = self.u32(at)? as usize;
+        let first = at + 8;
         (0..count)
-            .map(|index| Some((self.u64(at + 8 + 16 * index)?, self.u64(at + 16 + 16 * index)?)))
+            .map(|index| Some((self.u64(first + PAIR * index)?, self.u64(first + PAIR * index + 8)?)))
             .collect()
     }
 }
 
-/// Parts of a region, each as {offset, length}.
-pub(super) type Areas = Vec<(u64, u64)>;
-
-/// Describes a region and its mappable parts. `None` means that either all or nothing of it is
-/// mappable.
+/// Describes a region and its mappable areas. `None` means that either all or nothing of the region
+/// is mappable.
 pub(super) fn region_info(
     device: BorrowedFd<'_>,
     index: u32,
-) -> Result<(vfio_region_info, Option<Areas>), Errno> {
+) -> Result<(vfio_region_info, Option<Vec<MappableArea>>), Errno> {
     let answer =
         Answer::ask(device, DEVICE_GET_REGION_INFO, vfio_region_info { index, ..Default::default() })?;
     let info: vfio_region_info = answer.fixed();
@@ -202,7 +214,10 @@ pub(super) fn region_info(
     }
 
     let sparse = answer.capability(info.cap_offset, VFIO_REGION_INFO_CAP_SPARSE_MMAP);
-    let areas = sparse.map(|at| answer.pairs(at + 8).ok_or(Errno::EPROTO)).transpose()?;
+    // The list of areas follows the capability's header.
+    let pairs = sparse.map(|at| answer.pairs(at + CAPABILITY_HEADER).ok_or(Errno::EPROTO)).transpose()?;
+    let areas =
+        pairs.map(|pairs| pairs.into_iter().map(|(offset, len)| MappableArea { offset, len }).collect());
     Ok((info, areas))
 }
 
@@ -219,7 +234,7 @@ pub(super) fn iova_ranges(container: BorrowedFd<'_>) -> Result<Option<Vec<Range<
         return Ok(None);
     };
 
-    let ranges = answer.pairs(at + 8).ok_or(Errno::EPROTO)?;
+    let ranges = answer.pairs(at + CAPABILITY_HEADER).ok_or(Errno::EPROTO)?;
     Ok(Some(ranges.into_iter().map(|(first, last)| first..last.saturating_add(1)).collect()))
 }
 
@@ -231,10 +246,23 @@ pub(super) fn irq_info(device: BorrowedFd<'_>, index: u32) -> Result<vfio_irq_in
     Ok(info)
 }
 
-fn set_irqs(device: BorrowedFd<'_>, header: [u32; 4], data: &[i32]) -> Result<i32, Errno> {
+/// The fixed part of the request for interrupts, besides its length (`vfio_irq_set`).
+struct IrqSet {
+    /// `VFIO_IRQ_SET_DATA_*` and `VFIO_IRQ_SET_ACTION_*`.
+    flags: u32,
+    /// The VFIO index.
+    index: u32,
+    /// The first vector.
+    start: u32,
+    /// Number of vectors.
+    count: u32,
+}
+
+/// Makes the request for interrupts. `data` has a descriptor for each vector, or is empty.
+fn set_irqs(device: BorrowedFd<'_>, set: IrqSet, data: &[i32]) -> Result<i32, Errno> {
     const FIXED: usize = size_of::<vfio_irq_set>();
     let argsz = FIXED + size_of_val(data);
-    let [flags, index, start, count] = header;
+    let IrqSet { flags, index, start, count } = set;
 
     let mut words = vec![argsz as u32, flags, index, start, count];
     words.extend(data.iter().map(|&fd| fd as u32));
@@ -251,7 +279,8 @@ pub(super) fn act_on_irqs(
     count: u32,
     action: u32,
 ) -> Result<(), Errno> {
-    set_irqs(device, [VFIO_IRQ_SET_DATA_NONE | action, index, start, count], &[]).map(drop)
+    let set = IrqSet { flags: VFIO_IRQ_SET_DATA_NONE | action, index, start, count };
+    set_irqs(device, set, &[]).map(drop)
 }
 
 /// Applies `action` to interrupts from `start` on, with one optional descriptor for each. A
@@ -263,8 +292,10 @@ pub(super) fn bind_irqs(
     fds: &[Option<BorrowedFd<'_>>],
     action: u32,
 ) -> Result<i32, Errno> {
+    // -1 stands for no descriptor.
     let data: Vec<i32> = fds.iter().map(|fd| fd.map_or(-1, |fd| fd.as_raw_fd())).collect();
-    set_irqs(device, [VFIO_IRQ_SET_DATA_EVENTFD | action, index, start, data.len() as u32], &data)
+    let flags = VFIO_IRQ_SET_DATA_EVENTFD | action;
+    set_irqs(device, IrqSet { flags, index, start, count: data.len() as u32 }, &data)
 }
 
 /// Maps `[vaddr, vaddr + size)` of this process for the devices of a container at `iova`. The

@@ -18,38 +18,39 @@ use nicforge_hwi::seastar::{
 use self::send_queues::{SendQueue, WorkState};
 use super::{
     Settings,
-    pairs::Pairs,
+    pairs::{MessageNumber, Pairs},
     pending::{NONE, Owner, Pendings, Quota, Removed},
 };
 use crate::{
-    chip::{Channel, DataEnd, Incarnation, MAX_TRANSMISSIONS, Pieces, Transmission, Transmit},
+    chip::{Channel, Incarnation, MAX_TRANSMISSIONS, Pieces, TransferStatus, Transmission, Transmit},
     protocol::{Flight, Outcome, Reaction, Response, Sequence, Slot, WIRE_MODULUS},
     scratch::{NoSpace, Scratch},
 };
 
 /// Number of chains of the send queues' hash table: a power of two.
 const CHAINS: usize = 64;
-/// Time for which a sender waits, for each place in line that a negative acknowledgement names.
+/// Time in nanoseconds for which a send queue pauses, for each place in line that a negative
+/// acknowledgement names.
 pub(super) const BACK_OFF_NS: u64 = 2_000;
-/// Send queues that a poll looks at for a time-out.
-const SCANNED: u16 = 8;
-/// Parts of the time-out after which the send queues are looked at.
-const SCANS: u64 = 4;
+/// Maximum number of send queues that a poll checks for a time-out.
+const SCANNED_PER_POLL: u16 = 8;
+/// Number of scans of all send queues in the time of the time-out.
+const SCANS_PER_TIMEOUT: u64 = 4;
 
-/// Numbers of messages of each quota.
+/// Number of messages in the pool of each quota.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Quotas {
     pub(super) kernel: u16,
     pub(super) answers: u16,
-    /// Answers that will follow when messages have been received.
+    /// Answers that will be sent when messages have been received: space for them is kept free.
     pub(super) reserved: u16,
     /// Messages of each process, and of those that had its number before.
     processes: [u16; MAX_PROCESSES as usize],
 }
 
 impl Quotas {
-    /// Returns the number of messages of a quota, to change it.
-    fn of(&mut self, quota: Quota) -> Option<&mut u16> {
+    /// Returns the count of a quota, to change it.
+    fn count_mut(&mut self, quota: Quota) -> Option<&mut u16> {
         match quota {
             Quota::Kernel => Some(&mut self.kernel),
             Quota::Answer => Some(&mut self.answers),
@@ -67,7 +68,7 @@ impl Quotas {
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) node: u32,
-    /// Its header. The sequence number is not set.
+    /// Its header. [`Outbox::submit`] sets the sequence number.
     pub(super) packet: HeaderPacket,
     pub(super) pieces: Pieces,
     pub(super) owner: Owner,
@@ -78,9 +79,10 @@ pub(super) struct Message {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ended {
     pub(super) owner: Owner,
-    /// Kind of the message, as it was sent at last.
+    /// Kind of the message as it was last sent: [`message::VOID`] if its process had ended by then.
     pub(super) kind: u8,
     pub(super) outcome: Outcome,
+    /// Its memory could not be read.
     pub(super) has_fault: bool,
 }
 
@@ -89,43 +91,53 @@ pub(super) struct Ended {
 pub(super) enum Work {
     /// This message has ended.
     Ended(Ended),
-    /// This message to a node goes to the transmit DMA engine: see [`Outbox::transmission`].
-    Transmit(Slot, u32),
-    /// A send queue was looked at.
+    /// This message must go to the transmit DMA engine: see [`Outbox::make_transmission`]. `target`
+    /// is its target node.
+    Transmit { slot: Slot, target: u32 },
+    /// A send queue was handled, and the caller has nothing to do for it.
     Nothing,
 }
 
 /// All messages that are being sent.
 pub(super) struct Outbox {
     pendings: Pendings,
+    /// Send queues of the nodes with messages in flight. The other fields name one by its index
+    /// here.
     send_queues: Vec<Option<SendQueue>>,
+    /// Indices of the send queues that are not open.
     free: Vec<u16>,
+    /// Hash table of the open send queues by node: the first of each chain.
     chains: Box<[u16]>,
+    /// Send queues with work.
     ready: VecDeque<u16>,
+    /// Send queues that wait for room in the transmit DMA engine.
     stalled: VecDeque<u16>,
+    /// Send queues in a back-off, with its end.
     paused: BinaryHeap<Reverse<(u64, u16)>>,
     pub(super) quotas: Quotas,
-    /// The machine's choices: which messages are acknowledged, and the time-out.
+    /// Settings: which messages are acknowledged, and the time-out.
     settings: Settings,
-    /// Time of the next look for silent nodes.
+    /// Time at which the next scan for silent nodes begins.
     scan_at: Option<u64>,
-    /// The next send queue that the look comes to.
+    /// The next send queue of the scan in progress.
     scan: Option<u16>,
-    /// Upper half of the names of transmissions: it tells incarnations apart.
+    /// Upper half of the names of transmissions, by which those of earlier incarnations are told
+    /// from those of this one.
     generation: u16,
 }
 
 impl Outbox {
-    /// Allocates the pools.
+    /// Allocates the pools for `capacity` messages, each of which may go to another node.
     pub(super) fn new(
         capacity: u16,
         settings: Settings,
         generation: u16,
         scratch: &mut Scratch,
     ) -> Result<Self, NoSpace> {
-        // A send queue is in the queues at most once, and in the heap at most once.
-        let each = size_of::<Option<SendQueue>>() + 3 * size_of::<u16>() + size_of::<Reverse<(u64, u16)>>();
-        scratch.take(usize::from(capacity) * each + CHAINS * size_of::<u16>())?;
+        // Each send queue may have its index in three lists, and an entry in the heap.
+        let bytes_each =
+            size_of::<Option<SendQueue>>() + 3 * size_of::<u16>() + size_of::<Reverse<(u64, u16)>>();
+        scratch.take(usize::from(capacity) * bytes_each + CHAINS * size_of::<u16>())?;
 
         let mut send_queues = Vec::with_capacity(usize::from(capacity));
         send_queues.resize_with(usize::from(capacity), || None);
@@ -145,7 +157,7 @@ impl Outbox {
         })
     }
 
-    /// Returns whether a message to a node finds room.
+    /// Returns whether the pool and the send queue of a node have room for one more message.
     pub(super) fn has_room(&self, node: u32) -> bool {
         let count = self
             .find(node)
@@ -161,7 +173,7 @@ impl Outbox {
             return false;
         }
         let Some(index) = self.find(node).or_else(|| self.open(node, now)) else { return false };
-        let Some((sequence, resynchronizes)) = pairs.take_number(node) else { return false };
+        let Some(MessageNumber { sequence, resynchronizes }) = pairs.take_number(node) else { return false };
 
         // Without flow control, no message waits for an acknowledgement or for another message.
         let Settings { flow_control, implicit_acknowledgements, .. } = self.settings;
@@ -169,25 +181,30 @@ impl Outbox {
         let may_be_implicit = !flow_control || implicit_acknowledgements && can_be_implicit(&packet);
         packet.trusted.sequence = sequence.value();
         let flight = Flight::new(sequence, is_long);
-        let Some(slot) = self.pendings.insert(flight, node, packet, pieces, (owner, quota)) else {
+        let Some(slot) = self.pendings.insert(flight, node, packet, pieces, owner, quota) else {
             return false;
         };
-        if let Some(count) = self.quotas.of(quota) {
+        if let Some(count) = self.quotas.count_mut(quota) {
             *count += 1;
         }
 
         if let Some(send_queue) = self.send_queues.get_mut(usize::from(index)).and_then(Option::as_mut) {
-            send_queue.sender.join(&mut self.pendings.to(node), slot, may_be_implicit, resynchronizes);
+            send_queue.sender.push(&mut self.pendings.to(node), slot, may_be_implicit, resynchronizes);
         }
         self.make_ready(index);
         true
     }
 
-    /// Handles an acknowledgement of flow control. Returns its effect on the send queue.
+    /// Handles an acknowledgement of flow control from a node. Returns its effect on the send
+    /// queue.
+    ///
+    /// A negative acknowledgement names this node's place in line among those that the receiver has
+    /// refused. The send queue pauses until those in front should have been served.
     pub(super) fn respond(
         &mut self,
         node: u32,
-        (response, place): (Response, u32),
+        response: Response,
+        place_in_line: u32,
         sequence: Sequence<WIRE_MODULUS>,
         now: u64,
     ) -> Reaction {
@@ -199,29 +216,30 @@ impl Outbox {
 
         let reaction = send_queue.sender.respond(&mut self.pendings.to(node), response, sequence);
         if reaction == Reaction::Repeat && send_queue.paused_until.is_none() {
-            let time = now + u64::from(place) * BACK_OFF_NS;
-            send_queue.paused_until = Some(time);
-            self.paused.push(Reverse((time, index)));
+            let resumes_at = now + u64::from(place_in_line) * BACK_OFF_NS;
+            send_queue.paused_until = Some(resumes_at);
+            self.paused.push(Reverse((resumes_at, index)));
         } else if reaction != Reaction::Ignored {
             self.make_ready(index);
         }
         reaction
     }
 
-    /// Records that the transmit DMA engine has sent a message.
-    pub(super) fn transmitted(&mut self, name: Transmission, end: DataEnd, now: u64) {
+    /// Records that the transmit DMA engine has finished a message, unless it is one of an earlier
+    /// incarnation.
+    pub(super) fn transmitted(&mut self, name: Transmission, status: TransferStatus, now: u64) {
         let slot = Slot(name.0 as u16);
         if name.0 >> 16 != u32::from(self.generation) {
             return;
         }
         let Some(pending) = self.pendings.get_mut(slot) else { return };
-        pending.has_fault |= end != DataEnd::Complete;
+        pending.has_fault |= status != TransferStatus::Complete;
         let (node, is_implicit) = (pending.node, pending.is_implicit());
 
         let Some(index) = self.find(node) else { return };
         if let Some(send_queue) = self.send_queues.get_mut(usize::from(index)).and_then(Option::as_mut) {
-            // The node could not answer before. An implicit message has no answer at all, so that
-            // silence says nothing.
+            // The node is not silent: before now, it had no message to answer. An implicit message
+            // is never answered.
             if is_implicit || send_queue.sender.is_first(slot) {
                 send_queue.last_heard = now;
             }
@@ -245,21 +263,22 @@ impl Outbox {
         }
     }
 
-    /// Detaches the messages of a process that has ended. Returns the number of messages looked at.
+    /// Takes the messages of a process that has ended from it. Returns the number of entries of the
+    /// pool that were visited.
     pub(super) fn detach(&mut self, process: u16) -> usize {
         for pending in self.pendings.iter_mut() {
-            let owner = match pending.owner {
+            let sender = match pending.owner {
                 Owner::Operation { process, .. } | Owner::Acknowledgement { process } => Some(process),
                 Owner::Gone | Owner::Kernel { .. } => None,
             };
-            if owner == Some(process) {
+            if sender == Some(process) {
                 pending.owner = Owner::Gone;
             }
         }
         self.pendings.capacity()
     }
 
-    /// Begins a scan for silent nodes, if it is due. [`Self::step`] ends the back-offs.
+    /// Begins a scan for silent nodes, if it is due. [`Self::find_silent_node`] makes the scan.
     pub(super) fn begin_due_scan(&mut self, now: u64) {
         if self.scan_at.is_some_and(|time| time <= now) {
             self.scan_at = None;
@@ -277,15 +296,17 @@ impl Outbox {
         }
     }
 
-    /// Returns whether [`Self::step`] or [`Self::look`] has work.
+    /// Returns whether [`Self::step`] or [`Self::find_silent_node`] has work.
     pub(super) fn has_work(&self, now: u64) -> bool {
-        let resumes = self.paused.peek().is_some_and(|Reverse((time, _))| *time <= now);
-        !self.ready.is_empty() || self.scan.is_some() || resumes
+        let is_pause_over = self.paused.peek().is_some_and(|Reverse((time, _))| *time <= now);
+        !self.ready.is_empty() || self.scan.is_some() || is_pause_over
     }
 
-    /// Handles one send queue with work. `engine` is the number of messages in the transmit DMA
-    /// engine.
-    pub(super) fn step(&mut self, engine: u16, now: u64) -> Option<Work> {
+    /// Handles one send queue with work: takes an ended message out, or starts the next one.
+    /// `in_engine` is the number of messages in the transmit DMA engine. Returns `None` if no send
+    /// queue has work.
+    pub(super) fn step(&mut self, in_engine: u16, now: u64) -> Option<Work> {
+        // The end of a back-off makes a send queue ready again.
         if let Some(Reverse((time, index))) = self.paused.peek().copied()
             && time <= now
         {
@@ -304,9 +325,9 @@ impl Outbox {
         if send_queue.sender.only_waits(&self.pendings.to(node)) {
             return Some(Work::Nothing);
         }
-        if let Some((slot, outcome)) = send_queue.sender.leave(&mut self.pendings.to(node)) {
+        if let Some((slot, outcome)) = send_queue.sender.pop_ended(&mut self.pendings.to(node)) {
             self.make_ready(index);
-            return Some(self.end(slot, outcome).map_or(Work::Nothing, Work::Ended));
+            return Some(self.remove(slot, outcome).map_or(Work::Nothing, Work::Ended));
         }
         if send_queue.sender.count() == 0 {
             if send_queue.paused_until.is_none() {
@@ -317,31 +338,33 @@ impl Outbox {
         if send_queue.paused_until.is_some() {
             return Some(Work::Nothing);
         }
-        let Some(slot) = send_queue.sender.next(&self.pendings.to(node)) else { return Some(Work::Nothing) };
+        let Some(slot) = send_queue.sender.next_to_transmit(&self.pendings.to(node)) else {
+            return Some(Work::Nothing);
+        };
 
-        if engine >= MAX_TRANSMISSIONS {
+        if in_engine >= MAX_TRANSMISSIONS {
             send_queue.work_state = WorkState::Stalled;
             self.stalled.push_back(index);
             return Some(Work::Nothing);
         }
-        send_queue.sender.start(&mut self.pendings.to(node), slot);
+        send_queue.sender.begin_transmission(&mut self.pendings.to(node), slot);
         self.make_ready(index);
-        Some(Work::Transmit(slot, node))
+        Some(Work::Transmit { slot, target: node })
     }
 
-    /// Looks for send queues whose node was silent for the time-out, and fails them. Returns their
-    /// nodes' number if there is one. At most [`SCANNED`] send queues are looked at.
+    /// Continues the scan in progress by at most [`SCANNED_PER_POLL`] send queues. If the node of
+    /// one was silent for the time-out, fails its messages and returns the node.
     #[inline]
-    pub(super) fn look(&mut self, now: u64) -> Option<u32> {
+    pub(super) fn find_silent_node(&mut self, now: u64) -> Option<u32> {
         let first = self.scan?;
-        self.look_from(first, now)
+        self.scan_from(first, now)
     }
 
-    /// Looks at the send queues from `first` on.
+    /// Scans send queues from `first` on.
     #[cold]
-    fn look_from(&mut self, first: u16, now: u64) -> Option<u32> {
+    fn scan_from(&mut self, first: u16, now: u64) -> Option<u32> {
         let count = self.send_queues.len() as u16;
-        for index in first..count.min(first.saturating_add(SCANNED)) {
+        for index in first..count.min(first.saturating_add(SCANNED_PER_POLL)) {
             let Some(Some(send_queue)) = self.send_queues.get(usize::from(index)) else { continue };
             let SendQueue { node, ref sender, last_heard, .. } = *send_queue;
             let is_late = last_heard + self.settings.timeout <= now;
@@ -352,10 +375,11 @@ impl Outbox {
             }
         }
 
-        let next = first.saturating_add(SCANNED);
+        // The scan goes on in the next poll, or has seen all send queues.
+        let next = first.saturating_add(SCANNED_PER_POLL);
         self.scan = (next < count).then_some(next);
         if self.scan.is_none() && self.free.len() < self.send_queues.len() {
-            self.scan_at = Some(now + self.settings.timeout / SCANS);
+            self.scan_at = Some(now + self.settings.timeout / SCANS_PER_TIMEOUT);
         }
         None
     }
@@ -366,17 +390,22 @@ impl Outbox {
     }
 
     /// Takes a message that has left its send queue out of the pool.
-    fn end(&mut self, slot: Slot, outcome: Outcome) -> Option<Ended> {
+    fn remove(&mut self, slot: Slot, outcome: Outcome) -> Option<Ended> {
         let Removed { owner, quota, kind, has_fault } = self.pendings.remove(slot)?;
-        if let Some(count) = self.quotas.of(quota) {
+        if let Some(count) = self.quotas.count_mut(quota) {
             *count = count.saturating_sub(1);
         }
         Some(Ended { owner, kind, outcome, has_fault })
     }
 
-    /// Makes the transmission of a message that [`Outbox::step`] has returned.
+    /// Makes the transmission of a message that [`Outbox::step`] has returned. It carries no data
+    /// if the message's process has ended.
     #[inline]
-    pub(super) fn transmission(&mut self, slot: Slot, target_incarnation: Incarnation) -> Option<Transmit> {
+    pub(super) fn make_transmission(
+        &mut self,
+        slot: Slot,
+        target_incarnation: Incarnation,
+    ) -> Option<Transmit> {
         let pending = self.pendings.get_mut(slot)?;
         if pending.owner == Owner::Gone {
             pending.make_void();
@@ -403,7 +432,8 @@ impl Outbox {
     }
 }
 
-/// Returns whether the receiver can always take a message: it may need no answer.
+/// Returns whether a message may be implicit: the receiver needs no space for an answer to it, so
+/// that it does not refuse the message for want of it.
 fn can_be_implicit(packet: &HeaderPacket) -> bool {
     match packet.trusted.kind {
         message::PUT => packet.message.options & option::ACK == 0,
@@ -416,19 +446,17 @@ fn can_be_implicit(packet: &HeaderPacket) -> bool {
 mod tests {
     use super::*;
 
+    fn message(node: u32) -> Message {
+        let (owner, quota) = (Owner::Gone, Quota::Process(0));
+        Message { node, packet: HeaderPacket::default(), pieces: Pieces::None, owner, quota }
+    }
+
     #[test]
     fn fewer_than_1024_messages_are_in_flight_to_a_node() {
         const CAPACITY: u16 = MAX_IN_FLIGHT + 16;
         let mut scratch = Scratch::new();
         let mut pairs = Pairs::new(3, &mut scratch).unwrap();
         let mut outbox = Outbox::new(CAPACITY, Settings::default(), 1, &mut scratch).unwrap();
-        let message = |node| Message {
-            node,
-            packet: HeaderPacket::default(),
-            pieces: Pieces::None,
-            owner: Owner::Gone,
-            quota: Quota::Process(0),
-        };
 
         let count = (0..CAPACITY).filter(|_| outbox.submit(&mut pairs, message(1), 0)).count();
         assert_eq!(count, usize::from(MAX_IN_FLIGHT) - 1);
@@ -436,10 +464,10 @@ mod tests {
         assert!(outbox.submit(&mut pairs, message(2), 0));
 
         // The end of one message makes room for one.
-        let (ack, first) = ((Response::Ack, 0), Sequence::INITIAL);
-        while !matches!(outbox.step(0, 0), Some(Work::Transmit(..))) {}
-        outbox.transmitted(Transmission(1 << 16), DataEnd::Complete, 0);
-        assert_eq!(outbox.respond(1, ack, first, 0), Reaction::Ended);
+        let (ack, first) = (Response::Ack, Sequence::INITIAL);
+        while !matches!(outbox.step(0, 0), Some(Work::Transmit { .. })) {}
+        outbox.transmitted(Transmission(1 << 16), TransferStatus::Complete, 0);
+        assert_eq!(outbox.respond(1, ack, 0, first, 0), Reaction::Ended);
         while !matches!(outbox.step(MAX_TRANSMISSIONS, 0), Some(Work::Ended(_))) {}
         assert!(outbox.submit(&mut pairs, message(1), 0));
         assert!(!outbox.submit(&mut pairs, message(1), 0));
@@ -450,13 +478,6 @@ mod tests {
         let mut scratch = Scratch::new();
         let mut pairs = Pairs::new(4, &mut scratch).unwrap();
         let mut outbox = Outbox::new(2, Settings::default(), 1, &mut scratch).unwrap();
-        let message = |node| Message {
-            node,
-            packet: HeaderPacket::default(),
-            pieces: Pieces::None,
-            owner: Owner::Gone,
-            quota: Quota::Process(0),
-        };
         assert!([1, 2].into_iter().all(|node| outbox.submit(&mut pairs, message(node), 0)));
 
         // The message to node 1 has ended, and no step has closed its send queue.
@@ -467,7 +488,7 @@ mod tests {
 
         let mut targets = Vec::new();
         while let Some(work) = outbox.step(0, 0) {
-            if let Work::Transmit(_, target) = work {
+            if let Work::Transmit { target, .. } = work {
                 targets.push(target);
             }
         }
