@@ -125,7 +125,7 @@ impl RouteTable {
         self.classes[class] = route;
     }
 
-    /// Decides where a packet of `source` goes. A [`RouteDecision::Port`] has a link.
+    /// Decides where a packet of `source` goes. The port of a [`RouteDecision::Port`] has a link.
     #[inline(always)]
     pub(super) fn route(&self, source: Source, header: u64) -> RouteDecision {
         // A presence symbol has bits above the header's 32.
