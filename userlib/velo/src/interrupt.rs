@@ -46,7 +46,7 @@ impl ReceiveInterrupt {
     /// [`ReceiveInterrupt::sleep`] for the limit.
     pub(crate) fn arm(&mut self, path: &mut SendPath) -> Result<(), Error> {
         let last_enable = &mut self.last_enable;
-        path.with(|poster| {
+        path.with_poster_mut(|poster| {
             if last_enable.is_some_and(|position| !poster.has_passed(position)) {
                 return Ok(());
             }
