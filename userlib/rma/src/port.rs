@@ -83,7 +83,9 @@ pub struct Port {
     translation: Arc<Translation>,
     queue: Queue,
     mirror: Window,
+    /// The card's count of commands that have ended.
     completed: SharedU64,
+    /// The card's count of lost notifications.
     overflows: SharedU64,
     /// Overflows reported so far.
     reported_overflows: u64,
@@ -144,6 +146,7 @@ impl Port {
         let reported_overflows = overflows.load(Ordering::Acquire);
         let pointer = device.bar(BAR_WINDOWS)?.window(window::RMA_READ_POINTER, 8)?.u64(0)?;
 
+        // An enabled queue is that of another port on this VPID.
         if registers.read64(reg::RMA_QUEUE_ENABLE)? != 0 {
             return Err(Error::QueueRefused { code: 0 });
         }
@@ -155,6 +158,7 @@ impl Port {
         registers.write64(reg::RMA_QUEUE_ENABLE, 1)?;
 
         if registers.read64(reg::RMA_QUEUE_ENABLE)? != 1 {
+            // The lowest byte of the word is the error's code.
             let last = word(mirror::LAST_ERROR)?.load(Ordering::Acquire);
             return Err(Error::QueueRefused { code: last as u8 });
         }
@@ -428,7 +432,8 @@ impl Port {
         self.wait_for_ends(0, deadline, cancel)
     }
 
-    /// Waits until no more than `maximum` commands are in flight.
+    /// Waits until no more than `maximum` commands are in flight, and checks now and then that the
+    /// card still has the queue.
     fn wait_for_ends(&self, maximum: u64, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
         loop {
             let waited = self.device.wait_for(
