@@ -39,11 +39,11 @@ use nicforge_shm::{SharedU32, Window};
 
 use crate::{Error, protocol::Kind, tree::Generation};
 
-// Offsets in the shared memory, and the size of a mailbox.
+// Offsets in the shared memory, the size of a mailbox, and the number of mailboxes of a core.
 const STREAM: u64 = 0x0;
 const READERS: u64 = 0x40;
-const BOXES: u64 = 0x100;
-const BOX: u64 = 0x200;
+const MAILBOXES: u64 = 0x100;
+const MAILBOX_BYTES: u64 = 0x200;
 const KINDS: u64 = 3;
 // Offsets in a mailbox.
 const DELIVERING: u64 = 0x00;
@@ -61,9 +61,10 @@ pub(crate) struct Mailbox {
 }
 
 impl Mailbox {
+    /// Opens the mailbox of a core for a kind of acknowledgement, in the node's shared memory.
     pub(crate) fn new(shared: &Window, core: u16, kind: Kind) -> Result<Self, Error> {
-        let slot = u64::from(core % CORES) * KINDS + kind as u64;
-        let memory = shared.window(BOXES + slot * BOX, BOX)?;
+        let index = u64::from(core % CORES) * KINDS + kind as u64;
+        let memory = shared.window(MAILBOXES + index * MAILBOX_BYTES, MAILBOX_BYTES)?;
         Ok(Self {
             delivering: memory.u32(DELIVERING)?,
             delivered: memory.u32(DELIVERED)?,
@@ -79,18 +80,21 @@ impl Mailbox {
 
     /// Delivers packet `number`. Only the owner of the receive lock may call it.
     pub(crate) fn deliver(&self, number: u32, payload: &[u8; PAYLOAD]) -> Result<(), Error> {
-        let number = number.wrapping_add(1);
+        // In the mailbox, 0 stands for no packet.
+        let stored_number = number.wrapping_add(1);
 
-        self.delivering.store(number, Ordering::Relaxed);
+        // A reader that finds this number knows that the payload is being overwritten.
+        self.delivering.store(stored_number, Ordering::Relaxed);
         fence(Ordering::Release);
         self.memory.write_array(CONTENT, payload)?;
 
-        self.delivered.store(number, Ordering::Release);
+        self.delivered.store(stored_number, Ordering::Release);
         note_store();
         Ok(())
     }
 
-    /// Takes the delivered payload, once. Only the mailbox's own core may call it.
+    /// Takes the delivered payload. Returns `None` if there is none, or if it was taken before.
+    /// Only the mailbox's own core may call it.
     #[inline]
     pub(crate) fn take(&self) -> Result<Option<[u8; PAYLOAD]>, Error> {
         let number = self.delivered.load(Ordering::Acquire);
@@ -117,14 +121,14 @@ impl Mailbox {
     }
 }
 
-/// The process that receives the data packets in the receive FIFO.
+/// The data packets in the receive FIFO, by the process that receives them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stream {
     pub(crate) core: u16,
     pub(crate) generation: Generation,
 }
 
-/// The word that names the receiver of the data packets.
+/// The stream word, which names the receiver of the data packets.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamWord(SharedU32);
 

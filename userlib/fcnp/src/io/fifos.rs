@@ -20,6 +20,7 @@ const NOT_EMPTY: u64 = u64::MAX;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Drain {
     pub(super) core: u32,
+    /// Number of data packets that have not arrived.
     pub(super) packets: usize,
 }
 
@@ -114,8 +115,8 @@ impl ReceiveFifo {
 
     /// Sets whether a thread receives data or is about to.
     #[inline]
-    pub(super) fn set_has_reader(&self, reading: bool) {
-        self.reading.store(reading, Ordering::Release);
+    pub(super) fn set_has_reader(&self, has_reader: bool) {
+        self.reading.store(has_reader, Ordering::Release);
     }
 
     /// Returns whether the FIFO was found empty when the NIC had counted `received` packets.

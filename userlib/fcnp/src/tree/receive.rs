@@ -71,12 +71,14 @@ pub struct Receiver<'a, G> {
     doorbell: &'a Doorbell,
     /// Number of the first packet in the FIFO.
     head: u32,
+    /// The head that the NIC knows: the slots before it are free.
     published: u32,
     /// The last field, so that the lock is freed after the slots.
     held: G,
 }
 
 impl<'a, G> Receiver<'a, G> {
+    /// Begins at the first packet in the FIFO. `guard` is the receive lock.
     pub(super) fn begin(port: &'a ReceivePort, doorbell: &'a Doorbell, guard: G) -> Self {
         let head = port.head.load(Ordering::Acquire);
         Self { port, doorbell, head, published: head, held: guard }
@@ -132,6 +134,7 @@ impl<'a, G> Receiver<'a, G> {
     pub fn take_data(&mut self, out: &mut [u8]) -> Taken {
         let (full, rest) = out.as_chunks_mut::<PAYLOAD>();
         let (port, mut packets) = (self.port, 0);
+        // Local copies, which the compiler can keep in registers.
         let (mut head, mut published) = (self.head, self.published);
 
         while packets < full.len() {
