@@ -35,6 +35,7 @@ pub(crate) struct Pool<T> {
     slots: Vec<Slot<T>>,
     /// The first free slot.
     free: u32,
+    /// Number of taken slots.
     used: usize,
 }
 
