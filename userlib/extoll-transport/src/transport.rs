@@ -65,6 +65,7 @@ pub(crate) struct RefusedRanks {
 }
 
 impl RefusedRanks {
+    /// Returns the state of `size` ranks without held messages.
     fn new(size: usize, limit: usize) -> Self {
         Self { ranks: Vec::with_capacity(size), limit }
     }

@@ -162,6 +162,7 @@ impl Fabric {
         }
     }
 
+    /// Locks the state of all ranks.
     fn lock(&self) -> MutexGuard<'_, State> {
         runtime::lock(&self.0)
     }

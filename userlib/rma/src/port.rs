@@ -256,7 +256,7 @@ impl Port {
         length: u64,
         notify: Notify,
     ) -> Result<u64, Error> {
-        self.transfer(target, command::PUT, (source, destination), length, notify)
+        self.transfer(target, command::PUT, source, destination, length, notify)
     }
 
     /// Posts a get: `length` bytes from the target's address `source` to this port's address
@@ -272,7 +272,7 @@ impl Port {
         length: u64,
         notify: Notify,
     ) -> Result<u64, Error> {
-        self.transfer(target, command::GET, (source, destination), length, notify)
+        self.transfer(target, command::GET, source, destination, length, notify)
     }
 
     /// Posts a get of 1 to [`MAX_LENGTH`] bytes as one command, through the ring of another library
@@ -335,15 +335,16 @@ impl Port {
         }
 
         let source = u64::from_le_bytes(bytes);
-        self.post(target, command::IMMEDIATE_PUT, (source, destination), length as u32, notify)
+        self.post(target, command::IMMEDIATE_PUT, source, destination, length as u32, notify)
     }
 
-    /// Posts a transfer as one or more commands.
+    /// Posts a transfer as one or more commands. Returns their number.
     fn transfer(
         &mut self,
         target: Target,
         command: u8,
-        (source, destination): (u64, u64),
+        source: u64,
+        destination: u64,
         length: u64,
         notify: Notify,
     ) -> Result<u64, Error> {
@@ -355,20 +356,22 @@ impl Port {
         let mut done = 0;
         while done < length {
             let piece = (length - done).min(MAX_LENGTH.into());
-            self.post(target, command, (source + done, destination + done), piece as u32, notify)?;
+            self.post(target, command, source + done, destination + done, piece as u32, notify)?;
             done += piece;
         }
 
         Ok(length.div_ceil(MAX_LENGTH.into()))
     }
 
-    /// Posts one command, and waits for room if necessary.
+    /// Posts one command, and waits for room if necessary. The `source` of an immediate put is its
+    /// data.
     #[inline]
     fn post(
         &mut self,
         target: Target,
         command: u8,
-        (source, destination): (u64, u64),
+        source: u64,
+        destination: u64,
         length: u32,
         notify: Notify,
     ) -> Result<(), Error> {

@@ -39,10 +39,12 @@ impl Queue {
         Ok(Self { buffer, entries: entries.into(), taken: 0, pointer })
     }
 
+    /// Returns the address of the first entry for the card.
     pub(crate) fn base(&self) -> u64 {
         self.buffer.iova()
     }
 
+    /// Returns the number of entries.
     pub(crate) fn entries(&self) -> u64 {
         self.entries
     }

@@ -65,6 +65,7 @@ impl VpidEpoch {
 }
 
 impl Translation {
+    /// Returns the address translation of a VPID in this epoch, by the card's registers.
     pub(crate) fn new(epoch: VpidEpoch, registers: Bar) -> Arc<Self> {
         Arc::new(Self { registers: Mutex::new(registers), epoch })
     }

@@ -52,6 +52,7 @@ impl ErrorWord {
 }
 
 impl CardErrors {
+    /// Opens the words of a mirror page that count errors.
     pub(crate) fn open(page: &MirrorPage) -> Result<Self, Error> {
         Ok(Self {
             count: page.word(mirror::ERRORS)?,

@@ -190,12 +190,14 @@ impl Port {
     #[inline]
     pub(crate) fn account_received(&mut self, from: Address) -> bool {
         let index = self.directory.index(from);
-        self.account_received_of(index.unwrap_or(usize::MAX), from)
+        // The index of an unknown sender is one that no peer has.
+        self.account_received_at(index.unwrap_or(usize::MAX), from)
     }
 
-    /// As [`Port::account_received`]; `index` is the number of `from` in the directory.
+    /// As [`Port::account_received`], for a caller that knows `index`, the number of `from` in the
+    /// directory.
     #[inline]
-    pub(crate) fn account_received_of(&mut self, index: usize, from: Address) -> bool {
+    pub(crate) fn account_received_at(&mut self, index: usize, from: Address) -> bool {
         self.statistics.received += 1;
 
         // Without flow control no peer has a grant.

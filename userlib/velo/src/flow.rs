@@ -48,10 +48,12 @@ impl NodeBudgets {
         self.limit.saturating_sub(self.reserved[node])
     }
 
+    /// Takes credits out of a node's budget.
     fn reserve(&mut self, node: usize, credits: u32) {
         self.reserved[node] += credits;
     }
 
+    /// Returns credits to a node's budget.
     fn release(&mut self, node: usize, credits: u32) {
         self.reserved[node] = self.reserved[node].saturating_sub(credits);
     }
@@ -80,6 +82,7 @@ impl WaitingNodes {
         Self { queue: VecDeque::with_capacity(nodes), queued: vec![false; nodes], polls: 0 }
     }
 
+    /// Adds a node, unless it waits already.
     fn add(&mut self, node: usize) {
         if !std::mem::replace(&mut self.queued[node], true) {
             self.queue.push_back(node as u32);
@@ -117,6 +120,8 @@ pub(crate) struct FlowControl {
 }
 
 impl FlowControl {
+    /// Returns the flow control of a port without connections, whose receive ring has `slots`
+    /// slots.
     pub(crate) fn new(config: &Config, directory: &Directory, slots: u32) -> Self {
         let (nodes, vpids) = (directory.nodes(), directory.vpids());
 

@@ -26,6 +26,7 @@ pub(crate) struct ReceiveInterrupt {
 const PENDING_SLEEP: Duration = Duration::from_millis(1);
 
 impl ReceiveInterrupt {
+    /// Binds the interrupt. It stays disabled until [`ReceiveInterrupt::arm`].
     pub(crate) fn bind(device: &Device, config: &Config) -> Result<Self, Error> {
         let interrupt = device.interrupt(vector::VELO_RECEIVE.into())?;
         Ok(Self { interrupt, last_enable: None, poll_phase: config.poll_phase, longest_sleep: config.sleep })

@@ -106,6 +106,7 @@ impl Port {
         Self::open_with(device, Some(poster), config)
     }
 
+    /// Opens a port with a shared posted-write ring, or with a ring of its own.
     fn open_with(device: Device, shared: Option<SharedPoster>, config: Config) -> Result<Self, Error> {
         check_identity(&device)?;
         let (directory, address) = Directory::open(&device)?;
@@ -219,9 +220,9 @@ impl Port {
         let UnreportedErrors { count, last } = self.errors.take_unreported();
 
         match last.error() {
-            // Otherwise the message was for an earlier tenant of an address that this port has
-            // connected to again since, or it answered a peer that went away meanwhile.
             DeviceError::NoReceiver { to } if self.has_lost(to) => Err(Error::PeerGone { address: to }),
+            // The dropped message was for an earlier tenant of an address that this port has
+            // connected to again since, or it answered a peer that went away meanwhile.
             DeviceError::NoReceiver { .. } => Ok(()),
             // A peer that only sends to this port, and reads no credits, is no error of this port.
             DeviceError::Watchdog { to }

@@ -19,6 +19,7 @@ use crate::{
 struct TakeBudget(u64);
 
 impl TakeBudget {
+    /// Returns the budget of a call that takes messages out of `ring`.
     fn of(ring: &ReceiveRing) -> Self {
         Self(ring.slots())
     }
@@ -69,7 +70,7 @@ impl Port {
         self.ring.free();
 
         let RecentHeader { from, tag, index, .. } = self.recent;
-        if self.account_received_of(index as usize, from) {
+        if self.account_received_at(index as usize, from) {
             Ok(Some(Message::of_quadword(from, tag, quadword)))
         } else {
             self.poll_other_cases()

@@ -31,6 +31,7 @@ enum PortPoster {
 }
 
 impl PortPoster {
+    /// Calls `call` with the poster.
     #[inline(always)]
     fn with_poster_mut<R>(&mut self, call: impl FnOnce(&mut Poster) -> R) -> R {
         match self {
@@ -39,6 +40,7 @@ impl PortPoster {
         }
     }
 
+    /// As [`Self::with_poster_mut`], for a call that changes nothing.
     fn with_poster<R>(&self, call: impl FnOnce(&Poster) -> R) -> R {
         match self {
             Self::Own(poster) => call(poster),
@@ -110,6 +112,7 @@ impl SendPath {
         }
     }
 
+    /// As [`Self::with_poster_mut`], for a call that changes nothing.
     fn with_poster<R>(&self, call: impl FnOnce(&Poster) -> R) -> R {
         match &self.method {
             SendMethod::Ring(poster) => call(poster),

@@ -45,6 +45,8 @@ pub(crate) struct Update {
 }
 
 impl GlobalInterrupts {
+    /// Returns the unit of a node that takes part in these channels at power-on. It joins their
+    /// wires in the first update.
     pub(crate) fn new(members_at_power_on: u8) -> Self {
         Self {
             barrier: Barrier::default(),

@@ -134,22 +134,22 @@ impl TreeNic {
     }
 
     /// Raises the interrupts that were requested during the step.
-    fn raise_events(&mut self, context: &mut Context<'_>) {
+    fn raise_requested(&mut self, context: &mut Context<'_>) {
         for channel in 0..VCS {
-            let mut events = self.channels[channel].events.take_requested();
-            if events == 0 {
+            let mut vectors = self.channels[channel].events.take_requested();
+            if vectors == 0 {
                 continue;
             }
 
             // Every new error is counted. It raises the interrupt only if its exception is enabled.
-            if events & (1 << vector::ERROR) != 0 {
+            if vectors & (1 << vector::ERROR) != 0 {
                 self.errors += 1;
                 let conditions = self.channels[channel].conditions(self.enabled_exceptions);
-                events &= !(1 << vector::ERROR) | conditions;
+                vectors &= !(1 << vector::ERROR) | conditions;
             }
 
             for attachment in self.clients(channel) {
-                self.interrupts.report(context, attachment, events);
+                self.interrupts.report(context, attachment, vectors);
             }
         }
     }
@@ -200,7 +200,7 @@ impl TreeNic {
         }
 
         if self.channels.iter().any(|channel| channel.events.is_any_requested()) {
-            self.raise_events(context);
+            self.raise_requested(context);
         }
     }
 

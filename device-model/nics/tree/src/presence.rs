@@ -88,6 +88,7 @@ pub(crate) struct Presence {
 }
 
 impl Presence {
+    /// Returns the presence words of a machine of `nodes` nodes without clients.
     pub(crate) fn new(nodes: u32) -> Self {
         Self {
             tables: std::array::from_fn(|_| vec![0; nodes as usize]),

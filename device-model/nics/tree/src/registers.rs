@@ -56,9 +56,10 @@ impl TreeNic {
         let result = match at.offset {
             offset if at.bar != 0 || offset >= nicforge_hwi::tree_dcr::REGISTERS => Err(Refused::Address),
             offset if offset < DCR_BASE => {
-                // The other channel's status is its status register.
+                // The register `SO` shows the status word of the other one of the two channels.
+                let other_channel = 1 - channel;
                 let (channel, offset) =
-                    if offset == port::SO { (1 - channel, port::SX) } else { (channel, offset) };
+                    if offset == port::SO { (other_channel, port::SX) } else { (channel, offset) };
                 let halves = &mut self.halves[usize::from(from.0)];
                 self.channels[channel].read_port(halves, offset, data)
             }

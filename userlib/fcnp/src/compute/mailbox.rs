@@ -133,10 +133,12 @@ pub(crate) struct Stream {
 pub(crate) struct StreamWord(SharedU32);
 
 impl StreamWord {
+    /// Opens the stream word in the node's shared memory.
     pub(crate) fn new(shared: &Window) -> Result<Self, Error> {
         Ok(Self(shared.u32(STREAM)?))
     }
 
+    /// Returns the process that receives the data packets, if any does.
     #[inline]
     pub(crate) fn get(&self) -> Option<Stream> {
         let word = self.0.load(Ordering::Acquire);
@@ -162,11 +164,13 @@ impl StreamWord {
 pub(crate) struct Readers([SharedU32; CORES as usize]);
 
 impl Readers {
+    /// Opens the words of all cores in the node's shared memory.
     pub(crate) fn new(shared: &Window) -> Result<Self, Error> {
         let word = |core: u64| shared.u32(READERS + 4 * core);
         Ok(Self([word(0)?, word(1)?, word(2)?, word(3)?]))
     }
 
+    /// Returns the generation of the process of `core` that is in a read, if any is.
     #[inline]
     pub(crate) fn get(&self, core: u16) -> Option<Generation> {
         let generation = Generation(self.word(core).load(Ordering::Acquire) as u8);
@@ -178,6 +182,7 @@ impl Readers {
         self.word(core).store(process.map_or(0, |process| process.0.into()), Ordering::Release);
     }
 
+    /// Returns the word of a core.
     fn word(&self, core: u16) -> &SharedU32 {
         &self.0[usize::from(core % CORES)]
     }

@@ -43,6 +43,7 @@ enum Direction {
 impl Direction {
     const BOTH: [Self; 2] = [Self::Read, Self::Write];
 
+    /// Returns the scope of a RESET that concerns only this direction.
     fn scope(self) -> Scope {
         match self {
             Direction::Read => Scope::Read,
@@ -216,10 +217,12 @@ impl ComputeCore {
         self.node.counters.snapshot()
     }
 
+    /// Returns the deadline of a call without a deadline of its own.
     fn deadline(&self) -> Deadline {
         self.config.timeout.map_or(Deadline::never(), Deadline::after)
     }
 
+    /// Returns the other side of every transfer, for errors.
     fn peer(&self) -> Peer {
         Peer::IoNode { address: self.node.channel.info().io_node }
     }
@@ -350,14 +353,20 @@ impl ComputeCore {
         self.node.channel.presence(self.node.channel.info().io_node, link.core) != link.generation
     }
 
+    /// Returns the generation of this core.
     #[inline]
     fn own_generation(&self) -> Generation {
         self.node.generation(self.node.name.core)
     }
 
-    /// Returns the header of packets to the I/O node.
-    fn header(&self, irq: bool) -> Header {
-        Header::point_to_point(CLASS, self.node.channel.info().io_node, irq)
+    /// Returns the header of data packets to the I/O node.
+    fn data_header(&self) -> Header {
+        Header::point_to_point(CLASS, self.node.channel.info().io_node, false)
+    }
+
+    /// Returns the header of control packets to the I/O node. These have the irq bit.
+    fn control_header(&self) -> Header {
+        Header::point_to_point(CLASS, self.node.channel.info().io_node, true)
     }
 
     /// Returns the identification of this core in packets.

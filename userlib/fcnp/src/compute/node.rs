@@ -114,6 +114,7 @@ impl Node {
         Ok(Self { name, counters: Counters::default(), stream, mailboxes, readers, channel })
     }
 
+    /// Returns the generation of a core of this node.
     pub(super) fn generation(&self, core: u16) -> Generation {
         self.channel.presence(self.name.node, core)
     }
@@ -130,6 +131,7 @@ impl Node {
         self.readers.get(core) == Some(generation)
     }
 
+    /// Returns the mailbox of a core for a kind of acknowledgement.
     fn mailbox(&self, core: u16, kind: Kind) -> &Mailbox {
         &self.mailboxes[usize::from(core % CORES)][kind as usize]
     }

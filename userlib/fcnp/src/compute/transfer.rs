@@ -54,7 +54,7 @@ impl ComputeCore {
         let agreed = self.agreed_size(&answer, requested)?;
         let split = Split::new(requested, agreed);
         let body = &data[split.head..agreed as usize];
-        let header = self.header(false);
+        let header = self.data_header();
 
         let (mut watch, mut packets) =
             (PresenceWatch::default(), Tally::of(&self.node.counters.packets_sent));
@@ -218,7 +218,7 @@ impl ComputeCore {
 
         loop {
             let guard = self.node.channel.send_lock().lock(self.node.channel.owner(), waiter)?;
-            if self.node.channel.send_batch(guard).try_send(self.header(true), &payload) {
+            if self.node.channel.send_batch(guard).try_send(self.control_header(), &payload) {
                 self.node.counters.packets_sent.add(1);
                 return Ok(());
             }

@@ -41,6 +41,7 @@ pub(super) struct DaemonControl {
 }
 
 impl DaemonControl {
+    /// Returns the state of a daemon that runs, without calls.
     pub(super) fn new() -> Result<Self, Error> {
         Ok(Self {
             callers: AtomicU32::new(0),

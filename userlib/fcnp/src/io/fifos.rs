@@ -47,6 +47,7 @@ pub(super) struct SendLock {
 }
 
 impl SendLock {
+    /// Returns the lock of the send FIFO. `guard` is the node's lock box, which this process keeps.
     pub(super) fn new(guard: Held<LockBox>) -> Self {
         Self { held: Mutex::new(guard), wanted: AtomicU32::new(0) }
     }
@@ -99,6 +100,8 @@ pub(super) struct ReceiveFifo {
 }
 
 impl ReceiveFifo {
+    /// Returns the state of the receive FIFO. `guard` is the node's lock box, which this process
+    /// keeps.
     pub(super) fn new(guard: Held<LockBox>) -> Self {
         Self {
             incoming: Mutex::new(Incoming { held: guard, drain: None }),

@@ -97,6 +97,7 @@ impl LockBox {
         ((self.word.load(Ordering::Relaxed) & 0xffff) as u16).checked_sub(1)
     }
 
+    /// Writes `owner` into the word if the lock box is free. Returns whether it did.
     #[inline]
     fn try_take_word(&self, owner: u32) -> bool {
         // A load first keeps the cache line shared while another thread holds the lock.

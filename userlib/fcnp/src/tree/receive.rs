@@ -27,6 +27,7 @@ pub(super) struct ReceivePort {
 }
 
 impl ReceivePort {
+    /// Opens a receive FIFO of `depth` slots.
     pub(super) fn new(windows: &Window, mirrors: &Window, depth: u32) -> Result<Self, Error> {
         Ok(Self {
             slots: PacketSlots::new(mirrors, mirror::RECV, depth)?,
@@ -48,6 +49,7 @@ impl ReceivePort {
         let _ = doorbell.after_store();
     }
 
+    /// Returns the number of packets that the NIC has put into the slots, modulo 2^32.
     #[inline]
     pub(super) fn tail(&self) -> u32 {
         self.tail.load(Ordering::Acquire)

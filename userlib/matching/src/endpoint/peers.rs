@@ -94,6 +94,7 @@ pub(super) struct Acknowledgements {
 }
 
 impl Acknowledgements {
+    /// Returns an empty pool.
     pub(super) fn new() -> Self {
         Self { pool: Pool::new(), links: Lists::default() }
     }

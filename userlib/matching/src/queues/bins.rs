@@ -72,6 +72,7 @@ pub(super) struct Bins {
 }
 
 impl Bins {
+    /// Returns an empty table.
     pub(super) fn new() -> Self {
         Self {
             secret: Secret::new(),
@@ -272,6 +273,7 @@ struct Secret {
 }
 
 impl Secret {
+    /// Returns a random secret.
     fn new() -> Self {
         Self { base: random(), factors: std::array::from_fn(|_| random()) }
     }

@@ -37,6 +37,7 @@ struct Class {
 }
 
 impl Class {
+    /// Returns the class of a selector.
     fn of(selector: &Selector) -> Self {
         Self { any_source: selector.source.is_none(), ignore: selector.ignore }
     }
@@ -95,6 +96,7 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
+    /// Returns empty queues. Only the class [`EXACT`] has a table.
     pub(crate) fn new() -> Self {
         let mut tables = [None; CLASSES];
         tables[EXACT] = Some(Table { class: Class { any_source: false, ignore: 0 }, posted: 0, used: 0 });

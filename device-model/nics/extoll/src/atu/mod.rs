@@ -279,9 +279,8 @@ impl Atu {
         let shift = page::shift(page_size);
         let maximum = page::entries(page_size);
         let count = u32::try_from(pages).ok().filter(|&count| count > 0 && count <= maximum);
-        let (Some(count), true) = (count, address.is_multiple_of(1 << shift)) else {
-            return Err(command::MALFORMED);
-        };
+        let is_aligned = address.is_multiple_of(1 << shift);
+        let count = count.filter(|_| is_aligned).ok_or(command::MALFORMED)?;
 
         let bytes = pages << shift;
         // The last byte must be addressable.

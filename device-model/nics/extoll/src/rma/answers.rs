@@ -147,6 +147,7 @@ impl Rma {
 
         let total = in_flight.request.length;
         let length = part.length.min(total.saturating_sub(in_flight.progress.answered));
+        // No bytes are outstanding after this answer, and no more will be requested.
         let ended =
             in_flight.outstanding() == length && (in_flight.state == State::Sent || status != status::DONE);
 
@@ -184,7 +185,7 @@ impl Rma {
 
         client.commands.skip_sent_and_drop_ended();
         if status != status::DONE {
-            client.data_reads.drop_data(requester, id);
+            client.put_staging.drop_data(requester, id);
         }
 
         let Owner::SameClient { queue_generation } = owner else { return };

@@ -67,7 +67,7 @@ use self::{
     notify::Notifications,
     part::Part,
     side_queue::{Handled, SideQueue, SideQueues},
-    target::PutStreams,
+    target::PartialPuts,
     transfer::{PacketProgress, StagingBuffer},
     watchdog::Watchdog,
 };
@@ -140,9 +140,9 @@ struct Client {
     counts: Counts,
     commands: Commands,
     /// Staging buffer for puts from this client's memory, where it is accessed by DMA messages.
-    data_reads: StagingBuffer,
+    put_staging: StagingBuffer,
     /// Staging buffer for gets from this client's memory, where it is accessed by DMA messages.
-    answer_reads: StagingBuffer,
+    get_staging: StagingBuffer,
     /// Whether the client has let a message wait too long. The card does not wait for its next
     /// ones.
     unresponsive: bool,
@@ -158,8 +158,8 @@ impl Default for Client {
             notifications: Notifications::default(),
             counts: Counts::default(),
             commands: Commands::default(),
-            data_reads: StagingBuffer::default(),
-            answer_reads: StagingBuffer::default(),
+            put_staging: StagingBuffer::default(),
+            get_staging: StagingBuffer::default(),
             unresponsive: false,
             side_queues: Default::default(),
             budget: Budget::new(budget::CLIENT_NANOSECONDS),
@@ -175,8 +175,8 @@ pub(crate) struct Rma {
     sending: Set,
     /// The attachment that sends next.
     next_vpid: AttachmentId,
-    /// Puts for this card that have begun and not ended.
-    streams: PutStreams,
+    /// Puts of several parts for this card that have begun and not ended.
+    partial_puts: PartialPuts,
     /// Progress of the first packet of each input queue ([`Arrival::queue`]).
     front_packets: [PacketProgress; QUEUES],
     side_queues: SideQueues,
@@ -189,9 +189,9 @@ pub(crate) struct Rma {
     /// Number of bytes moved to this card's memory.
     bytes: u64,
     /// The DMA engine that reads memory for packets.
-    reading: Server,
+    read_engine: Server,
     /// The DMA engine that writes the data of packets.
-    writing: Server,
+    write_engine: Server,
     watchdog: Watchdog,
 }
 
@@ -202,15 +202,15 @@ impl Rma {
             clients: PerClient::new(attachments),
             sending: Set::default(),
             next_vpid: AttachmentId(0),
-            streams: PutStreams::new(),
+            partial_puts: PartialPuts::new(),
             front_packets: [PacketProgress::default(); QUEUES],
             side_queues: SideQueues::default(),
             scratch: Box::default(),
             before_resets: Counts::default(),
             refused: 0,
             bytes: 0,
-            reading: Server::default(),
-            writing: Server::default(),
+            read_engine: Server::default(),
+            write_engine: Server::default(),
             watchdog: Watchdog::new(watchdog),
         }
     }
@@ -256,8 +256,8 @@ impl Rma {
         let Some(client) = self.client(attachment) else { return };
 
         client.notifications.power_on(read_pointer);
-        client.data_reads.abandon();
-        client.answer_reads.abandon();
+        client.put_staging.abandon();
+        client.get_staging.abandon();
         client.unresponsive = false;
         client.commands.orphan();
 
@@ -289,26 +289,27 @@ impl Rma {
 
         if let Some(part) = part {
             let mut packet_progress = self.front_packets.get(queue).copied().unwrap_or_default();
+            // A packet behind others of a side queue waits for the same client as they do.
             let handled = if self.must_follow_side_packets(header) {
                 Handled::WaitsForClient
             } else {
                 self.handle(unit, header, part, memory, &mut packet_progress)
             };
 
-            // The cost of moving the packet away, if it was moved.
-            let moved = match handled {
+            let cost_of_move = match handled {
                 Handled::WaitsForClient => self.move_to_side_queue(unit, arrival, part, packet_progress),
                 Handled::Done | Handled::NoRoom => None,
             };
-            let stays = handled != Handled::Done && moved.is_none();
+            let stays = handled != Handled::Done && cost_of_move.is_none();
             if let Some(progress) = self.front_packets.get_mut(queue) {
                 *progress = if stays { packet_progress } else { PacketProgress::default() };
             }
             if handled != Handled::Done {
-                return moved;
+                return cost_of_move;
             }
         }
 
+        // The packet is finished, or it is not one that a card sends. Either way it is dropped.
         let mut ports = unit.context.ports();
         if let Some(packet) = unit.parts.switch.take_packet(&mut ports, arrival) {
             ports.recycle(packet);
@@ -330,7 +331,7 @@ impl Rma {
     ) -> Handled {
         // Both kinds of packet may carry data, which the writing DMA engine moves.
         let writes = matches!(header.kind, PacketKind::Put | PacketKind::Answer) && part.length > 0;
-        if writes && !unit.request_idle(&self.writing) {
+        if writes && !unit.request_idle(&self.write_engine) {
             return Handled::NoRoom;
         }
 
@@ -346,7 +347,7 @@ impl Rma {
         };
 
         if writes && handled == Handled::Done {
-            unit.begin_work(&mut self.writing, cycles(part.length));
+            unit.begin_work(&mut self.write_engine, cycles(part.length));
         }
         handled
     }

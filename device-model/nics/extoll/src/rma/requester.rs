@@ -207,7 +207,7 @@ impl Rma {
         in_flight: &InFlightCommand,
         mut part: Part,
     ) -> PartOutcome {
-        if !unit.request_idle(&self.reading) {
+        if !unit.request_idle(&self.read_engine) {
             return PartOutcome::Blocked;
         }
 
@@ -223,12 +223,12 @@ impl Rma {
         let destination = Destination { kind: PacketKind::Put, target: in_flight.request.target };
         let outcome = self.send_next(unit, attachment, index, destination, &part, memory);
         if let PartOutcome::Advanced { .. } = outcome {
-            unit.begin_work(&mut self.reading, cycles(part.length));
+            unit.begin_work(&mut self.read_engine, cycles(part.length));
         }
         outcome
     }
 
-    /// Sets the data of a put's part, or the status with which the put ends.
+    /// Sets the data of a put's part and its length, or the status with which the put ends.
     #[inline]
     fn fill_part(
         &mut self,
@@ -251,9 +251,11 @@ impl Rma {
         }
 
         match self.put_memory(unit, attachment, in_flight, part.id) {
-            Ok(Some(PacketMemory { lease, offset, length, staged })) => {
-                (part.data, part.length, part.staged) = (offset, length, staged);
-                PartData::Ready(Some(lease))
+            Ok(Some(found)) => {
+                part.data = found.offset;
+                part.length = found.length;
+                part.staged = found.staged;
+                PartData::Ready(Some(found.lease))
             }
             Ok(None) => PartData::Pending,
             Err(Unreadable) => {
@@ -371,7 +373,7 @@ impl Rma {
         let requester = Endpoint { node: unit.parts.config.node, vpid: attachment.0 };
         let read_key = ReadKey { requester, id, offset: sent, iova: piece.iova, length };
         let client = self.client(attachment).ok_or(Unreadable)?;
-        let lease = client.data_reads.fetch(unit.context, attachment, Role::Put, read_key)?;
+        let lease = client.put_staging.fetch(unit.context, attachment, Role::Put, read_key)?;
         Ok(lease.map(|lease| PacketMemory { lease, offset: 0, length, staged: true }))
     }
 }

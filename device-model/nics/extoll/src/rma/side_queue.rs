@@ -155,7 +155,7 @@ impl SideQueue {
 
 /// Returns the index of the side queue of a class. Completions never wait.
 #[inline]
-fn index(class: TrafficClass) -> usize {
+fn side_queue_index(class: TrafficClass) -> usize {
     usize::from(class == TrafficClass::Request)
 }
 
@@ -185,7 +185,7 @@ impl Default for SideQueues {
 impl Rma {
     /// Returns a client's side queue for a class.
     fn side_queue(&mut self, owner: AttachmentId, class: TrafficClass) -> Option<&mut SideQueue> {
-        Some(&mut self.client(owner)?.side_queues[index(class)])
+        Some(&mut self.client(owner)?.side_queues[side_queue_index(class)])
     }
 
     /// Returns whether a packet has to follow earlier packets for its client to a side queue.
@@ -194,7 +194,7 @@ impl Rma {
         let class = header.kind.class();
         !self.side_queues.occupied.is_empty()
             && class != TrafficClass::Completion
-            && self.has_side_packets(AttachmentId(header.target.vpid), index(class))
+            && self.has_side_packets(AttachmentId(header.target.vpid), side_queue_index(class))
     }
 
     /// Moves the packet at the front of a shared queue to a side queue. Returns the cost, or `None`
@@ -247,7 +247,7 @@ impl Rma {
         let now = unit.context.now();
         let Some(client) = self.client(owner) else { return false };
 
-        let side_queue = &client.side_queues[index(class)];
+        let side_queue = &client.side_queues[side_queue_index(class)];
         if side_queue.has_room(part) {
             return true;
         }
@@ -339,6 +339,8 @@ impl Rma {
             side_queue.next_check = next_check;
             side_queue.waits_for_client = handled == Handled::WaitsForClient;
             side_queue.entries.front_mut()?.packet_progress = packet_progress;
+            // A packet that waits for room is tried in every step; the wake-up ensures that there
+            // is a step.
             unit.context.wake_at(if next_check > now { next_check } else { now.after(LONGEST_RETRY) });
             return None;
         }
@@ -351,8 +353,8 @@ impl Rma {
 }
 
 impl PacketProgress {
-    /// Returns the time of the next check: soon at first, and less often the longer the client has
-    /// not answered.
+    /// Returns the time of the next check: after an eighth of the time for which the client has not
+    /// answered, within bounds. The checks thus become less frequent.
     fn next_check(&self, now: Nanos) -> Nanos {
         let waited = self.waited(now);
         now.after((waited / 8).clamp(retry::MEMORY_BUSY, LONGEST_RETRY))

@@ -17,8 +17,8 @@ use crate::{
     unit::{UnitContext, Unsent},
 };
 
-/// The puts of one requester for one VPID of this card. Parts of one command come before those of
-/// the next.
+/// The requester and the target VPID of a put. Of all puts from one to the other, the parts of one
+/// command come before those of the next, so that one of them at a time is partial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PutStream {
     requester: Endpoint,
@@ -38,8 +38,8 @@ struct WantedData {
     maximum: u32,
 }
 
-/// Puts of several parts that have begun.
-pub(super) type PutStreams = HashMap<PutStream, PartialPut>;
+/// Puts of several parts that have begun, at most one for each pair of requester and target.
+pub(super) type PartialPuts = HashMap<PutStream, PartialPut>;
 
 /// A put of several parts, of which some have arrived.
 #[derive(Clone, Copy, Debug)]
@@ -123,7 +123,7 @@ impl Rma {
         let is_only_part = part.is_last && part.rest == part.total;
 
         // The first part of a put replaces a put that its requester gave up half way.
-        let before = if part.offset() == 0 { None } else { self.streams.get(&stream).copied() };
+        let before = if part.offset() == 0 { None } else { self.partial_puts.get(&stream).copied() };
         let written = self.write_part(unit, header, &part, before, memory.as_deref(), packet_progress);
         let Some(after) = written else { return Handled::WaitsForClient };
 
@@ -131,12 +131,12 @@ impl Rma {
         drop(memory);
 
         if !part.is_last {
-            self.streams.insert(stream, after);
+            self.partial_puts.insert(stream, after);
             return Handled::Done;
         }
 
         if !is_only_part {
-            self.streams.remove(&stream);
+            self.partial_puts.remove(&stream);
         }
 
         let answer = Part { status: after.status, is_last: true, length: 0, ..part };
@@ -145,7 +145,7 @@ impl Rma {
             // The switch had room, so the pool of packets is empty. `packet_progress` records that
             // the data were written, so the retry does not write them again.
             if !is_only_part {
-                self.streams.insert(stream, after);
+                self.partial_puts.insert(stream, after);
             }
             return Handled::NoRoom;
         }
@@ -223,7 +223,7 @@ impl Rma {
     ) -> Handled {
         loop {
             let has_room = unit.parts.switch.request_room(header.source.node, TrafficClass::Response);
-            if !has_room || !unit.request_idle(&self.reading) {
+            if !has_room || !unit.request_idle(&self.read_engine) {
                 return Handled::NoRoom;
             }
 
@@ -241,11 +241,12 @@ impl Rma {
                     answer.address = region;
                     let wanted = WantedData { address, offset, rest, maximum: unanswered };
                     match self.answer_memory(unit, header, part.id, wanted, packet_progress) {
-                        Ok(Some(PacketMemory { lease, offset, length, staged })) => {
-                            memory = Some(lease);
-                            (answer.data, answer.length, answer.is_last) =
-                                (offset, length, length == unanswered);
-                            answer.staged = staged;
+                        Ok(Some(found)) => {
+                            answer.data = found.offset;
+                            answer.length = found.length;
+                            answer.is_last = found.length == unanswered;
+                            answer.staged = found.staged;
+                            memory = Some(found.lease);
                         }
                         Ok(None) => return Handled::WaitsForClient,
                         Err(Unreadable) => answer.status = status::WITHDRAWN,
@@ -261,7 +262,7 @@ impl Rma {
 
             let sent = answer.send(unit, PacketKind::Answer, header.source, header.target.vpid, memory);
             if sent.is_ok() {
-                unit.begin_work(&mut self.reading, cycles(answer.length));
+                unit.begin_work(&mut self.read_engine, cycles(answer.length));
             }
             match sent {
                 Err(Unsent::Starved | Unsent::Full) => return Handled::NoRoom,
@@ -296,7 +297,7 @@ impl Rma {
         let requester = header.source;
         let read_key = ReadKey { requester, id, offset: wanted.offset, iova: piece.iova, length };
         let client = self.client(owner).ok_or(Unreadable)?;
-        if let Some(lease) = client.answer_reads.fetch(unit.context, owner, Role::Get, read_key)? {
+        if let Some(lease) = client.get_staging.fetch(unit.context, owner, Role::Get, read_key)? {
             return Ok(Some(PacketMemory { lease, offset: 0, length, staged: true }));
         }
 
@@ -304,7 +305,7 @@ impl Rma {
             return Ok(None);
         }
         client.unresponsive |= !packet_progress.is_last_attempt;
-        client.answer_reads.drop_data(requester, id);
+        client.get_staging.drop_data(requester, id);
         Err(Unreadable)
     }
 
@@ -312,7 +313,7 @@ impl Rma {
     #[cold]
     fn give_up_read(&mut self, header: &PacketHeader, part: &Part) {
         if let Some(client) = self.client(AttachmentId(header.target.vpid)) {
-            client.answer_reads.drop_data(header.source, part.id);
+            client.get_staging.drop_data(header.source, part.id);
         }
     }
 

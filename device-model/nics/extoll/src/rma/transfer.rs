@@ -347,7 +347,7 @@ impl Rma {
         client.side_queues.iter_mut().for_each(SideQueue::retry_now);
 
         let buffer =
-            if token.0 & 1 == Role::Put as u64 { &mut client.data_reads } else { &mut client.answer_reads };
+            if token.0 & 1 == Role::Put as u64 { &mut client.put_staging } else { &mut client.get_staging };
         buffer.take_answer((token.0 >> 1) as u32, result);
     }
 

@@ -2,6 +2,7 @@
 
 use nicforge_hwi::extoll_velo::{MessageFields, address};
 
+use super::QUADWORD;
 use crate::packet::{Endpoint, PacketHeader, PacketKind};
 
 /// The receiver, tag and length of a message, decoded from the offset of its send.
@@ -23,7 +24,7 @@ impl SendAddress {
     /// Returns the length of the message in bytes.
     #[inline(always)]
     pub(crate) const fn bytes(self) -> usize {
-        self.quadwords * 8
+        self.quadwords * QUADWORD
     }
 
     /// Returns the packet header of a message from `source` to this address. `generation` is that

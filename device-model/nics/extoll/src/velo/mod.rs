@@ -51,6 +51,9 @@ use self::{
 };
 use crate::{attachment::Set, per_client::PerClient, ring_registers::RingRegisters, unit::UnitContext};
 
+/// Bytes of a quadword, the unit of the lengths of messages.
+const QUADWORD: usize = 8;
+
 /// VELO counters of an attachment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
@@ -126,7 +129,6 @@ impl Client {
 /// for each word of 32 bits of the message and of the quadword in front of it.
 fn cycles(bytes: usize) -> u32 {
     const WORD: usize = 4;
-    const QUADWORD: usize = 8;
     // The value fits: a message has at most MAX_MESSAGE bytes.
     (QUADWORD + bytes).div_ceil(WORD) as u32
 }
@@ -146,9 +148,9 @@ pub(crate) struct Velo {
     /// The next node that is asked for its enabled rings, after a reset.
     next_request: Option<u32>,
     /// The part of the unit that sends messages.
-    sending: Server,
+    send_engine: Server,
     /// The part of the unit that delivers messages.
-    receiving: Server,
+    receive_engine: Server,
     /// Counters. `sent` leaves out the messages of the present tenants, which their own counters
     /// have.
     totals: Totals,
@@ -164,8 +166,8 @@ impl Velo {
             splits: Set::default(),
             with_pending_control: Set::default(),
             next_request: None,
-            sending: Server::default(),
-            receiving: Server::default(),
+            send_engine: Server::default(),
+            receive_engine: Server::default(),
             totals: Totals::default(),
         }
     }

@@ -12,7 +12,7 @@ use nicforge_hwi::{
     extoll_velo,
 };
 
-use super::{Client, Velo, cycles, ring::Delivered};
+use super::{Client, QUADWORD, Velo, cycles, ring::Delivered};
 use crate::{
     attachment::Attachments,
     packet::{Endpoint, PacketHeader, PacketKind},
@@ -67,6 +67,14 @@ struct Outcome {
     gone: bool,
 }
 
+/// The outcome of the delivery of the first packets of a row, which have the same header.
+#[derive(Clone, Copy, Debug)]
+struct DeliveredToOne {
+    messages: Delivered,
+    /// Whether the VPID's interrupt is due.
+    interrupt: bool,
+}
+
 impl Velo {
     /// Takes an arrival that is a message, and the messages that follow it directly in the same
     /// queue, out of at most `limit` packets. Returns the number of messages, which is 0 while the
@@ -78,10 +86,10 @@ impl Velo {
         }
 
         // A unit that takes time delivers one message after another.
-        if !unit.request_idle(&self.receiving) {
+        if !unit.request_idle(&self.receive_engine) {
             return 0;
         }
-        unit.begin_work(&mut self.receiving, cycles(arrival.header.quadwords * 8));
+        unit.begin_work(&mut self.receive_engine, cycles(arrival.header.quadwords * QUADWORD));
         self.receive_row(unit, arrival, 1)
     }
 
@@ -130,25 +138,25 @@ impl Velo {
             && PacketHeader::is_for(packet.header, node, PacketKind::Velo)
         {
             outcome.last_header = packet.header;
-            let (delivered, interrupt) = self.deliver(attachments, outcome.last_header, row);
-            outcome.delivered += delivered.delivered;
-            outcome.undelivered += delivered.undelivered;
-            (outcome.interrupt, outcome.gone) = (interrupt, delivered.gone);
+            let DeliveredToOne { messages, interrupt } = self.deliver(attachments, outcome.last_header, row);
+            outcome.delivered += messages.delivered;
+            outcome.undelivered += messages.undelivered;
+            (outcome.interrupt, outcome.gone) = (interrupt, messages.gone);
         }
 
         outcome
     }
 
     /// Writes the messages of the first packets of a row into the ring of their VPID, as long as
-    /// the packets have the header `packet_header`. Returns the outcome, and whether an interrupt
-    /// is due. The function is not inlined, because its loop needs all registers.
+    /// the packets have the header `packet_header`. The function is not inlined, because its loop
+    /// needs all registers.
     #[inline(never)]
     fn deliver(
         &mut self,
         attachments: &mut Attachments,
         packet_header: u64,
         row: &mut impl PacketRow,
-    ) -> (Delivered, bool) {
+    ) -> DeliveredToOne {
         let header = PacketHeader::decode(packet_header);
         let attachment = AttachmentId(header.target.vpid);
 
@@ -158,23 +166,24 @@ impl Velo {
             // The row's next packet may have another target, so only one is dropped here.
             let bytes = row.front().map_or(0, |packet| packet.len());
             row.remove_front();
-            let undelivered = (bytes / (header.quadwords * 8)) as u32;
-            return (Delivered { undelivered, ..Delivered::default() }, false);
+            let undelivered = (bytes / (header.quadwords * QUADWORD)) as u32;
+            let messages = Delivered { undelivered, ..Delivered::default() };
+            return DeliveredToOne { messages, interrupt: false };
         };
 
         let was_empty = !ring.has_unread();
         let Endpoint { node: sender, vpid: sender_vpid } = header.source;
         let slot_header = extoll_velo::header::encode(sender, sender_vpid, header.tag, header.quadwords);
-        let delivered = ring.put_row(sender, slot_header, packet_header, row);
-        if delivered.delivered == 0 {
-            return (delivered, false);
+        let messages = ring.put_row(sender, slot_header, packet_header, row);
+        if messages.delivered == 0 {
+            return DeliveredToOne { messages, interrupt: false };
         }
 
-        counts.received += u64::from(delivered.delivered);
+        counts.received += u64::from(messages.delivered);
         self.unread.add(attachment);
         attachments.mark_changed(attachment);
 
         let interrupt = was_empty && attachments.is_interrupt_enabled(attachment, vector::VELO_RECEIVE);
-        (delivered, interrupt)
+        DeliveredToOne { messages, interrupt }
     }
 }

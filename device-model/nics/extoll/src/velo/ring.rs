@@ -10,7 +10,7 @@ use nicforge_core::dma::DmaLease;
 use nicforge_hwi::extoll_velo::{MAX_SLOTS, MIN_SLOTS, SLOT, SLOT_DATA, SLOT_HEADER};
 use nicforge_shm::{Records, Window};
 
-use super::receive::PacketRow;
+use super::{QUADWORD, receive::PacketRow};
 use crate::{
     packet::PacketHeader,
     ring_registers::{RingLimits, RingRegisters},
@@ -28,14 +28,13 @@ fn share_of(slots: u64, nodes: u32) -> u32 {
 /// The outcome of putting messages of a row into the ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Delivered {
+    /// Number of messages that are in slots.
     pub(super) delivered: u32,
+    /// Number of messages that were dropped.
     pub(super) undelivered: u32,
     /// Whether the ring's memory is gone.
     pub(super) gone: bool,
 }
-
-/// Bytes of a quadword, the shortest message.
-const QUADWORD: usize = 8;
 
 // A slot is a record: its header, and then the data.
 const _: () = assert!(SLOT_HEADER == 0 && SLOT_DATA == 8);
@@ -281,7 +280,7 @@ impl Filling<'_> {
     /// Writes the messages of a row into slots: see [`Ring::put_row`].
     #[inline(always)]
     fn put_row(mut self, memory: &impl SlotMemory, headers: Headers, row: &mut impl PacketRow) -> Delivered {
-        let length = PacketHeader::decode(headers.packet).quadwords * 8;
+        let length = PacketHeader::decode(headers.packet).quadwords * QUADWORD;
         let (mut undelivered, mut is_gone) = (0, false);
 
         while !is_gone

@@ -7,7 +7,7 @@ use nicforge_core::fabric::{Contents, PortChannel, Ports, Run};
 use nicforge_hwi::extoll_velo::MAX_QUADWORDS;
 use zerocopy::IntoBytes;
 
-use super::{address::SendAddress, assembly::is_start};
+use super::{QUADWORD, address::SendAddress, assembly::is_start};
 use crate::{directory::Entry, packet::Endpoint, unit::set_header_and_framing};
 
 /// Sends the messages of one client to the VPIDs of one node. Messages with the same header that
@@ -122,12 +122,23 @@ impl<'a> PackedSender<'a> {
         sent
     }
 
-    /// Sends the last packet. Returns the number of all packets, and the messages of the last one
-    /// if the pool had no packet for them. The caller then sends these.
-    pub(super) fn finish(mut self) -> (u32, Option<PackedMessages>) {
+    /// Sends the last packet, if the pool has one for it.
+    pub(super) fn finish(mut self) -> SentPackets {
         self.return_credit();
-        if self.send_packet() { (self.packets, None) } else { (self.packets + 1, Some(self.next_packet)) }
+        if self.send_packet() {
+            SentPackets { count: self.packets, unsent: None }
+        } else {
+            SentPackets { count: self.packets + 1, unsent: Some(self.next_packet) }
+        }
     }
+}
+
+/// The packets of a [`PackedSender`].
+pub(super) struct SentPackets {
+    /// Number of packets, including the last one.
+    pub(super) count: u32,
+    /// The messages of the last packet, if the caller must send it because the pool was empty.
+    pub(super) unsent: Option<PackedMessages>,
 }
 
 /// Messages with one header, on their way into one packet.
@@ -151,7 +162,7 @@ impl Default for PackedMessages {
 impl PackedMessages {
     /// Returns whether a message of `bytes` bytes fits after the others.
     fn has_room(&self, bytes: usize) -> bool {
-        self.quadword_count + bytes / 8 <= MAX_QUADWORDS
+        self.quadword_count + bytes / QUADWORD <= MAX_QUADWORDS
     }
 
     /// Adds a message of a quadword. Returns false if it is longer, or if there is no room for it.
@@ -172,19 +183,19 @@ impl PackedMessages {
         for (quadword, bytes) in free.zip(message.as_chunks().0) {
             *quadword = u64::from_ne_bytes(*bytes);
         }
-        self.quadword_count += message.len() / 8;
+        self.quadword_count += message.len() / QUADWORD;
     }
 
     /// Returns the messages.
     fn bytes(&self) -> &[u8] {
-        self.quadwords.as_bytes().get(..self.quadword_count * 8).unwrap_or_default()
+        self.quadwords.as_bytes().get(..self.quadword_count * QUADWORD).unwrap_or_default()
     }
 
     /// Sends the messages by an output channel that has a credit. The caller has made sure that the
     /// pool has a packet.
     #[cold]
     pub(super) fn send_last(&self, ports: &mut Ports<'_>, output: PortChannel) {
-        let Ok(mut packet) = ports.new_packet(self.quadword_count * 8) else { return };
+        let Ok(mut packet) = ports.new_packet(self.quadword_count * QUADWORD) else { return };
         packet.bytes_mut().copy_from_slice(self.bytes());
         self.set_header_and_framing(&mut packet);
 
@@ -200,6 +211,6 @@ impl PackedMessages {
     fn set_header_and_framing(&self, packet: &mut Contents) {
         set_header_and_framing(packet, self.header);
         // The number of messages is at most MAX_QUADWORDS.
-        packet.framing *= (self.quadword_count * 8 / self.message_bytes) as u32;
+        packet.framing *= (self.quadword_count * QUADWORD / self.message_bytes) as u32;
     }
 }

@@ -113,9 +113,9 @@ impl Velo {
             Some(at) => at.bar == BAR_VELO && sender.add(Some(at.offset), data),
         });
 
-        let (packets, unsent) = sender.finish();
+        let packets = sender.finish();
         ports.recycle(spare);
-        if let Some(messages) = unsent {
+        if let Some(messages) = packets.unsent {
             messages.send_last(&mut ports, output);
         }
 
@@ -126,7 +126,7 @@ impl Velo {
         client.counts.sent += u64::from(sent);
         client.stall = None;
         unit.parts.attachments.mark_changed(attachment);
-        switch.spend(output, packets);
+        switch.spend(output, packets.count);
         RowOutcome::Sent
     }
 
@@ -204,7 +204,7 @@ impl Velo {
             return self.stall(unit, attachment, offset, Reason::Credit);
         }
 
-        if !retry::is_due(unit.context, self.sending.idle_at()) {
+        if !retry::is_due(unit.context, self.send_engine.idle_at()) {
             return self.stall(unit, attachment, offset, Reason::Unit);
         }
 
@@ -228,7 +228,7 @@ impl Velo {
                     client.counts.sent += 1;
                     client.stall = None;
                 }
-                unit.begin_work(&mut self.sending, cycles(message.len()));
+                unit.begin_work(&mut self.send_engine, cycles(message.len()));
                 unit.parts.attachments.mark_changed(attachment);
                 Write::Accepted
             }

@@ -98,6 +98,7 @@ pub(crate) struct Events {
 }
 
 impl Events {
+    /// Returns the events of a virtual channel, none so far.
     pub(super) fn new(channel: usize) -> Self {
         Self {
             bits: if channel == VC_SYSTEM { SYSTEM_BITS } else { USER_BITS },

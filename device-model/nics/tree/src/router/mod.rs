@@ -86,8 +86,8 @@ pub(crate) struct Router {
     held: HeldPackets,
     /// Sources whose first packet waits, one bit for each source.
     blocked: [u8; VCS],
-    /// The source that is served first.
-    first: Source,
+    /// The source that is served first. It advances by one in each pass.
+    first_source: Source,
     /// Whether another pass over the sources may move more packets in this step.
     needs_another_pass: bool,
     /// Whether a packet could not move because the pool was empty.
@@ -96,6 +96,7 @@ pub(crate) struct Router {
 }
 
 impl Router {
+    /// Returns the router of the node with this address, in the state of power-on.
     pub(crate) fn new(address: u32, routes: &Routes) -> Self {
         Self {
             address,
@@ -103,7 +104,7 @@ impl Router {
             rcfg: 0,
             held: HeldPackets::default(),
             blocked: [0; VCS],
-            first: Source::first_of(1),
+            first_source: Source::first_of(1),
             needs_another_pass: false,
             starved: false,
             counters: [RouterCounters::default(); VCS],
@@ -193,7 +194,7 @@ impl Router {
                 self.flush_all_presence(context);
             }
 
-            let active = self.active(context);
+            let active = self.find_active(context);
             if active == [0; VCS] {
                 return moved_any;
             }
@@ -257,21 +258,22 @@ impl Router {
         limit: u32,
     ) -> u32 {
         let (mut sources, mut moved) = (sources, 0);
-        while let Some(source) = Source::in_turn(sources, self.first) {
+        while let Some(source) = Source::in_turn(sources, self.first_source) {
             sources &= !source.bit();
             let row = self.move_row(context, channel, source, limit);
             moved += self.continue_source(context, channel, source, limit, row);
         }
 
         // The next round starts one source further on, so that competing sources alternate.
-        self.first = self.first.next();
+        self.first_source = self.first_source.next();
         moved
     }
 
     /// Returns the sources that have a packet, by virtual channel, one bit for each source. A port
-    /// has one when the head of a packet has arrived.
+    /// has one when the head of a packet has arrived. Sources without one no longer count as
+    /// blocked.
     #[inline]
-    fn active(&mut self, context: &mut RouterContext<'_, '_>) -> [u8; VCS] {
+    fn find_active(&mut self, context: &mut RouterContext<'_, '_>) -> [u8; VCS] {
         let mut active = [VC_SYSTEM, VC_USER].map(|channel| {
             let arrived = context.ports.arrived(channel) | context.ports.heads(channel);
             arrived as u8 & ALL_PORTS

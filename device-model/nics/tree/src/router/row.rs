@@ -64,7 +64,7 @@ impl Router {
         }
     }
 
-    /// Returns the ports that only credits can keep a packet from leaving through, one bit for each
+    /// Returns the ports through which a packet may leave if there is a credit, one bit for each
     /// port. A port where a presence symbol waits is not among them, because the symbol goes first.
     #[inline]
     pub(super) fn usable_ports(&self, context: &RouterContext<'_, '_>, channel: usize) -> u8 {
@@ -280,6 +280,7 @@ impl Router {
         let Some(packet) = self.take_first(context, channel, source) else { return STARVED };
         if let RouteDecision::Several(targets) = decision {
             self.held.put(channel, source, HeldPacket { packet, targets });
+            // A target that has no room now gets its copy later.
             let _ = self.copy_held(context, channel, source);
             return self.end_single(channel, source);
         }
