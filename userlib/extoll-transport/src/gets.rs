@@ -274,8 +274,8 @@ impl ExtollTransport {
         result
     }
 
-    /// Handles lost notifications. Once no command is in flight, gets without a notification have
-    /// ended with an unknown result.
+    /// Handles lost notifications: reports gets without one as failed, once no command is in flight
+    /// and the queue is empty. Returns the number of gets.
     #[cold]
     fn fail_lost_gets(&mut self, sink: &mut dyn FnMut(u64, Result<(), TransportError>)) -> usize {
         if self.rma.in_flight() > 0 || !matches!(self.rma.probe(), Ok(None)) {

@@ -58,6 +58,7 @@ pub(crate) fn unframe(tag: u8, bytes: &[u8]) -> Option<(u8, &[u8])> {
     let padding = usize::from(*bytes.last()?);
     let tag = tag.checked_sub(PADDED).filter(|tag| *tag < TAGS)?;
     let length = bytes.len().checked_sub(padding).filter(|_| (1..=QUADWORD).contains(&padding))?;
+    // `pad` stores the tag modulo `TAGS`, so that 0 stands for the highest tag.
     Some((if tag == 0 { TAGS } else { tag }, &bytes[..length]))
 }
 

@@ -73,6 +73,7 @@ impl Directory {
     /// Records that a VPID's ring was enabled, with credit, or disabled. An announcement of a
     /// generation that is known already is ignored, because part of its credit has been used.
     pub(crate) fn update(&mut self, node: u32, vpid: u16, entry: Entry) {
+        // A node without entries counts as down already.
         if entry != Entry::default() {
             self.allocate_entries(node);
         }

@@ -166,8 +166,8 @@ impl Presence {
         Some(symbol(node, self.tables[channel].get(node as usize).copied().unwrap_or(0)))
     }
 
-    /// Removes the symbol that was sent through a port.
-    pub(crate) fn sent(&mut self, channel: usize, port: usize) {
+    /// Removes the first symbol of a port, which was sent.
+    pub(crate) fn remove_first(&mut self, channel: usize, port: usize) {
         let queue = &mut self.queues[channel][port];
         queue.pop();
         if queue.nodes.is_empty() {
@@ -199,7 +199,7 @@ mod tests {
 
         assert_eq!(presence.first(1, 1), Some(symbol(2, 0x101)));
 
-        presence.sent(1, 1);
+        presence.remove_first(1, 1);
         assert_eq!(presence.first(1, 1), None);
         assert_eq!(presence.ports_waiting, [0, 0b100]);
     }

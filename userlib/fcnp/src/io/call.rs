@@ -87,8 +87,10 @@ impl<'a> Call<'a> {
         let (head, body) = buffer[..agreed as usize].split_at_mut(split.head);
         head.copy_from_slice(&request.head[..split.head]);
 
-        self.acknowledge(&Control::new(Kind::Write, link.name, agreed), request, link, split.packets != 0)?;
-        let received = if split.packets == 0 { Ok(()) } else { self.receive_data(body, link) };
+        let receives_data = split.packets != 0;
+        let answer = Control::new(Kind::Write, link.name, agreed);
+        self.acknowledge(&answer, request, link, receives_data)?;
+        let received = if receives_data { self.receive_data(body, link) } else { Ok(()) };
 
         match received {
             Err(error) if error.is_timeout_or_cancel() => return Err(error),
@@ -109,7 +111,9 @@ impl<'a> Call<'a> {
         let agreed = request.size.min(request_size(data.len()));
         let split = Split::new(agreed, agreed);
         let (head, body) = data[..agreed as usize].split_at(split.head);
-        self.acknowledge(&Control::new(Kind::Read, link.name, agreed).with_head(head), request, link, false)?;
+        let receives_data = false;
+        let answer = Control::new(Kind::Read, link.name, agreed).with_head(head);
+        self.acknowledge(&answer, request, link, receives_data)?;
 
         match self.send_data(body, link) {
             Err(error) if error.is_timeout_or_cancel() => {

@@ -15,6 +15,9 @@ use crate::Error;
 /// The irq bit of a header. It is clear in data packets.
 const IRQ: u32 = Header::point_to_point(0, 0, true).0 ^ Header::point_to_point(0, 0, false).0;
 
+/// Maximum number of packets after which the head is published.
+const MAX_BATCH: u32 = 8;
+
 /// The words and slots of a receive FIFO.
 #[derive(Debug)]
 pub(super) struct ReceivePort {
@@ -33,7 +36,7 @@ impl ReceivePort {
             slots: PacketSlots::new(mirrors, mirror::RECV, depth)?,
             head: windows.u32(window::RECV_HEAD)?,
             tail: mirrors.u32(mirror::RECV_TAIL)?,
-            batch: (depth / 2).clamp(1, 8),
+            batch: (depth / 2).clamp(1, MAX_BATCH),
         })
     }
 

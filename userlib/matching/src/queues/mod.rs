@@ -37,6 +37,9 @@ struct Class {
 }
 
 impl Class {
+    /// The class without wildcards, whose number is [`EXACT`].
+    const EXACT: Self = Self { any_source: false, ignore: 0 };
+
     /// Returns the class of a selector.
     fn of(selector: &Selector) -> Self {
         Self { any_source: selector.source.is_none(), ignore: selector.ignore }
@@ -99,7 +102,7 @@ impl Queues {
     /// Returns empty queues. Only the class [`EXACT`] has a table.
     pub(crate) fn new() -> Self {
         let mut tables = [None; CLASSES];
-        tables[EXACT] = Some(Table { class: Class { any_source: false, ignore: 0 }, posted: 0, used: 0 });
+        tables[EXACT] = Some(Table { class: Class::EXACT, posted: 0, used: 0 });
         Self {
             tables,
             posted_classes: 0,
@@ -263,7 +266,7 @@ impl Queues {
     #[inline]
     fn class_number(&mut self, selector: &Selector) -> usize {
         let class = Class::of(selector);
-        if class == (Class { any_source: false, ignore: 0 }) {
+        if class == Class::EXACT {
             return EXACT;
         }
 

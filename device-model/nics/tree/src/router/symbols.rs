@@ -58,7 +58,7 @@ impl Router {
                 return;
             }
 
-            context.presence.sent(channel, port.into());
+            context.presence.remove_first(channel, port.into());
         }
     }
 }
