@@ -14,8 +14,7 @@ pub fn combines(operation: u32) -> bool {
 }
 
 /// Combines the payload `operand` into `result`. Both are arrays of operands of `size` bytes each
-/// (2 to 256, even). An operation
-/// that does not combine leaves `result` unchanged.
+/// (2 to 256, even). An operation that does not combine leaves `result` unchanged.
 pub fn combine(operation: u32, size: usize, result: &mut [u8; PAYLOAD], operand: &[u8; PAYLOAD]) {
     match operation {
         opcode::OR => bitwise(result, operand, |a, b| a | b),

@@ -50,6 +50,8 @@ const DELIVERING: u64 = 0x00;
 const DELIVERED: u64 = 0x04;
 const TAKEN: u64 = 0x40;
 const CONTENT: u64 = 0x80;
+/// Position of the generation in the stream word.
+const GENERATION_SHIFT: u32 = 8;
 
 /// The mailbox of one core for one kind of acknowledgement.
 #[derive(Clone, Debug)]
@@ -128,7 +130,8 @@ pub(crate) struct Stream {
     pub(crate) generation: Generation,
 }
 
-/// The stream word, which names the receiver of the data packets.
+/// The stream word, which names the receiver of the data packets: bits 7..0 hold its core's number
+/// plus 1, bits 15..8 its generation. It is 0 without a receiver.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamWord(SharedU32);
 
@@ -143,14 +146,16 @@ impl StreamWord {
     pub(crate) fn get(&self) -> Option<Stream> {
         let word = self.0.load(Ordering::Acquire);
         let core = (word as u8).checked_sub(1)?;
-        Some(Stream { core: u16::from(core), generation: Generation((word >> 8) as u8) })
+        Some(Stream { core: u16::from(core), generation: Generation((word >> GENERATION_SHIFT) as u8) })
     }
 
     /// Sets the stream. Only the owner of the receive lock may call it.
     #[inline]
     pub(crate) fn set(&self, stream: Option<Stream>) {
         let word = match stream {
-            Some(stream) => (u32::from(stream.core) + 1) | (u32::from(stream.generation.0) << 8),
+            Some(stream) => {
+                (u32::from(stream.core) + 1) | (u32::from(stream.generation.0) << GENERATION_SHIFT)
+            }
             None => 0,
         };
 

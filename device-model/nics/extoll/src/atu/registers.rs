@@ -6,6 +6,9 @@ use nicforge_hwi::{extoll::error, extoll_atu::command};
 use super::CommandStatus;
 use crate::{registers::NotWritable, unit::UnitContext};
 
+/// Mask of the page size's number in a command.
+const PAGE_SIZE_MASK: u64 = 3;
+
 /// A register of the ATU, as [`command`] names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Register {
@@ -105,7 +108,7 @@ fn carry_out(
     match value & command::WHAT {
         command::REGISTER => {
             let owner = owner_of(unit, attachment, operands).ok_or(command::NO_OWNER)?;
-            let page_size = (value >> command::CLASS_SHIFT & 3) as u8;
+            let page_size = (value >> command::CLASS_SHIFT & PAGE_SIZE_MASK) as u8;
             let others =
                 DmaPermission { read: value & command::READ != 0, write: value & command::WRITE != 0 };
             let registration = Registration { owner, page_size, others, address, pages };

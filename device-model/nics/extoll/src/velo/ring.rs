@@ -333,6 +333,7 @@ impl Filling<'_> {
 impl Drop for Filling<'_> {
     #[inline]
     fn drop(&mut self) {
+        // Adds the messages written to the counts of the ring.
         let put = self.put_count();
         *self.delivered = self.next;
         match self.senders.back_mut() {
