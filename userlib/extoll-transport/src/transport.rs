@@ -55,6 +55,9 @@ pub struct ExtollTransport {
     pub(crate) statistics: Statistics,
 }
 
+/// Limit of [`RefusedRanks`], in windows of credits of a rank.
+const HELD_WINDOWS: usize = 2;
+
 /// The ranks with messages that the matching layer has refused.
 ///
 /// Invariant: a rank is in `ranks` once while its peer holds messages.
@@ -131,6 +134,8 @@ impl ExtollTransport {
         velo.admit(|address| job.rank(address).is_some());
 
         peers[rank as usize].generation = velo.tenant_of(position.address);
+        // VELO keeps as many messages as the ring has slots.
+        let drain_limit = 2 * u64::from(slots);
         Ok(Self {
             gets,
             registered,
@@ -138,8 +143,8 @@ impl ExtollTransport {
             velo,
             rank,
             ranks,
-            losses: LossWatch::new(peers.len(), 2 * u64::from(slots)),
-            refused: RefusedRanks::new(peers.len(), 2 * window as usize),
+            losses: LossWatch::new(peers.len(), drain_limit),
+            refused: RefusedRanks::new(peers.len(), HELD_WINDOWS * window as usize),
             peers,
             failure: None,
             statistics: Statistics::default(),

@@ -65,8 +65,8 @@ impl LossWatch {
     }
 
     /// Takes a lost rank whose messages have all been offered, and the reason of its loss. This is
-    /// known when the ring was empty since the loss, or when more messages were taken than it
-    /// holds.
+    /// known when the ring was empty since the loss, or when more than `drain_limit` messages were
+    /// taken.
     pub fn take_drained(&mut self, health: impl Fn(Rank) -> Health) -> Option<(Rank, Loss)> {
         let (now, drain_limit) = (self.mark, self.drain_limit);
         // Returns the reason of a loss, if all messages of the rank have been offered.

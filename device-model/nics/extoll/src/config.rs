@@ -16,7 +16,7 @@ pub(crate) const MIN_RMA_MTU: u32 = 64;
 /// Bytes of data of an RMA packet of the R1 prototype.
 ///
 /// It is calibrated: with 80 bytes of header and framing, 256 of each 336 bytes are data. A link of
-/// 624 MB/s thus moves 475 MB/s. The paper reports a peak of 480 MB/s (section V.A).
+/// 624 MB/s thus moves 475 MB/s. The EXTOLL paper reports a peak of 480 MB/s (section V.A).
 pub const R1_RMA_MTU: u32 = 256;
 
 /// Configuration of a card.

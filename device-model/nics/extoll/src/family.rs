@@ -42,7 +42,7 @@ const CREDITS: u32 = 64;
 const MAX_WATCHDOG: u64 = 60_000;
 /// The highest frequency of a core in MHz.
 const MAX_CLOCK: u32 = 10_000;
-/// Bits that a link carries in a cycle of the core's clock (the paper's section V).
+/// Bits that a link carries in a cycle of the core's clock (the EXTOLL paper's section V).
 const BITS_A_CYCLE: u64 = 32;
 /// Maximum number of cycles that a packet takes to the next card.
 const MAX_HOP_CYCLES: u32 = 1 << 20;

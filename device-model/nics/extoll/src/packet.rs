@@ -5,7 +5,8 @@
 //!
 //! # Bytes on a link
 //!
-//! The paper's Table I lists what a link carries for an MPI message of 8 bytes:
+//! Table I of the EXTOLL paper (H. Fröning and others, *On Achieving High Message Rates*) lists
+//! what a link carries for an MPI message of 8 bytes:
 //!
 //! | bytes | what | where it is here |
 //! | --- | --- | --- |

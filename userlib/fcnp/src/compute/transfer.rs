@@ -14,7 +14,7 @@ use crate::{
     wait::{Waiter, until_next_check},
 };
 
-/// Number of packets that are sent in a row under the send lock (paper, IV).
+/// Number of packets that are sent in a row under the send lock (FCNP paper, section IV).
 pub(crate) const BATCH: usize = 8;
 
 impl ComputeCore {

@@ -1,4 +1,4 @@
-//! The thread that takes requests while no call does (paper, IV and IV-A).
+//! The thread that takes requests while no call does (FCNP paper, sections IV and IV-A).
 
 use std::{
     sync::{
@@ -147,9 +147,9 @@ fn may_sleep(inner: &Inner) -> bool {
     inner.config.mode == Mode::Interrupt && !may_drain && !inner.replies.is_pending()
 }
 
-/// Sleeps until the interrupt, as the paper's dummy read does. Enabling raises the interrupt at
-/// once if an irq-marked packet is anywhere in the FIFO, so none is missed. The sleep may end for a
-/// packet that another thread has taken, which is harmless.
+/// Sleeps until the interrupt, as the dummy read in the FCNP paper does. Enabling raises the
+/// interrupt at once if an irq-marked packet is anywhere in the FIFO, so none is missed. The sleep
+/// may end for a packet that another thread has taken, which is harmless.
 fn sleep(inner: &Inner, interrupt: &Interrupt) -> Result<(), Error> {
     interrupt.take();
 
