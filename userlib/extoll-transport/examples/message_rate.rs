@@ -16,6 +16,8 @@ use nicforge_mpi_programs::{
     message_rate::{End, Parameters, Side},
 };
 
+/// The longest message has two to the power of this many bytes.
+const LARGEST_POWER: u32 = 12;
 /// Messages of a window.
 const WINDOW: u32 = 64;
 /// Time limit of all waits.
@@ -35,12 +37,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut context = 0;
     let mut pairs = 1;
     while pairs <= half {
-        for bytes in (0..=12).map(|power| 1 << power) {
+        for bytes in (0..=LARGEST_POWER).map(|power| 1 << power) {
             context += 1;
             let terms = Parameters { bytes, window: WINDOW, windows, context };
 
             barrier(&mut endpoint, deadline)?;
 
+            // The first `pairs` ranks of each half take part: the end of this rank, and its peer.
             let role = match rank.checked_sub(half) {
                 None if rank < pairs => Some((End::Sender, rank + half)),
                 Some(sender) if sender < pairs => Some((End::Receiver, sender)),

@@ -8,6 +8,8 @@ use nicforge_extoll_transport::{Config, ExtollTransport};
 use nicforge_matching::Endpoint;
 use nicforge_mpi_programs::{collective::barrier, drive, ping_pong::Side};
 
+/// The longest message has two to the power of this many bytes.
+const LARGEST_POWER: u32 = 20;
 /// Time limit of all waits.
 const LIMIT: Duration = Duration::from_secs(600);
 
@@ -22,12 +24,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{:>8} {:>12} {:>12}", "bytes", "p50 us", "p99 us");
     }
 
-    for power in 0..=20 {
+    for power in 0..=LARGEST_POWER {
         let bytes = 1 << power;
         if last > 0 && (rank == 0 || rank == last) {
-            let mut side = [Side::new(&mut endpoint, rank == 0, last - rank, bytes, rounds, power)?];
+            let (sends_first, peer, context) = (rank == 0, last - rank, power);
+            let mut side = [Side::new(&mut endpoint, sends_first, peer, bytes, rounds, context)?];
             drive(&mut side, deadline, &mut Relax::new())?;
 
+            // The side that answers has no times.
             let mut times = side[0].times().to_vec();
             times.sort_unstable();
 

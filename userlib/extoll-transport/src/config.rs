@@ -33,6 +33,11 @@ impl Default for Config {
 /// Greatest number of gets in flight: half of the commands that a card accepts.
 pub(crate) const MAX_GETS: usize = nicforge_rma::MAX_COMMANDS / 2;
 
+/// Bytes of a page, the unit of registration.
+const PAGE: usize = 4096;
+/// Greatest size of the staging memory in bytes, which no machine reaches.
+const MAX_STAGING: usize = 1 << 40;
+
 impl Config {
     /// Checks the ranges of the parameters.
     pub(crate) fn check(&self) -> Result<(), Error> {
@@ -42,7 +47,7 @@ impl Config {
         }
 
         let longest = nicforge_rma::MAX_LENGTH as usize;
-        if !(4096..=longest).contains(&self.get_bytes) || !self.get_bytes.is_multiple_of(4096) {
+        if !(PAGE..=longest).contains(&self.get_bytes) || !self.get_bytes.is_multiple_of(PAGE) {
             return refuse("get_bytes", self.get_bytes, "a multiple of 4096, up to 8 MiB");
         }
 
@@ -50,7 +55,7 @@ impl Config {
             return refuse("gets", self.gets, "1 to 32");
         }
 
-        if !self.staging.is_power_of_two() || !(8192..=1 << 40).contains(&self.staging) {
+        if !self.staging.is_power_of_two() || !(2 * PAGE..=MAX_STAGING).contains(&self.staging) {
             return refuse("staging", self.staging, "a power of two, 8192 or more");
         }
 

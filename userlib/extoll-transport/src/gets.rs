@@ -22,15 +22,23 @@ struct GetInFlight {
     cookie: u64,
     /// Handle of its destination; `None` after the destination was deregistered.
     destination: Option<u64>,
+    /// Offset of the data in the destination.
     offset: usize,
     length: usize,
+}
+
+/// A get that has ended, and the chunk that received its data.
+struct EndedGet {
+    chunk: u16,
+    get: GetInFlight,
 }
 
 /// Memory that receives the data of one get.
 struct Chunk {
     /// `None` when the chunk could not be registered again; it is not used any more.
     region: Option<Region>,
-    flight: Option<GetInFlight>,
+    /// The get that uses the chunk.
+    get: Option<GetInFlight>,
 }
 
 /// All chunks and their gets.
@@ -44,11 +52,12 @@ pub(crate) struct Gets {
     /// Number of gets in flight.
     in_flight: usize,
     /// Whether notifications were lost, so that gets in flight may have ended without one.
-    lost: bool,
+    may_lack_notification: bool,
 }
 
 /// Allocates and registers the chunks.
 impl Gets {
+    /// Allocates the chunks that `config` asks for, and registers each of them.
     pub(crate) fn new(device: &Device, rma: &Port, config: &Config) -> Result<Self, Error> {
         let memory = device.dma_buffer(config.gets * config.get_bytes, HugePages::Try)?;
         let mut gets = Self {
@@ -57,12 +66,12 @@ impl Gets {
             free: (0..config.gets as u16).rev().collect(),
             chunk_bytes: config.get_bytes,
             in_flight: 0,
-            lost: false,
+            may_lack_notification: false,
         };
 
         for chunk in 0..config.gets as u16 {
             let region = Some(gets.register(rma, chunk)?);
-            gets.chunks.push(Chunk { region, flight: None });
+            gets.chunks.push(Chunk { region, get: None });
         }
         Ok(gets)
     }
@@ -95,15 +104,15 @@ impl Gets {
 
     /// Ends all writes to a destination.
     pub(crate) fn withdraw(&mut self, handle: u64) {
-        for flight in self.chunks.iter_mut().filter_map(|chunk| chunk.flight.as_mut()) {
-            if flight.destination == Some(handle) {
-                flight.destination = None;
+        for get in self.chunks.iter_mut().filter_map(|chunk| chunk.get.as_mut()) {
+            if get.destination == Some(handle) {
+                get.destination = None;
             }
         }
     }
 
-    /// Returns the get that a notification belongs to, and frees its chunk.
-    fn take(&mut self, notification: &Notification) -> Option<(u16, GetInFlight)> {
+    /// Returns the get whose end a notification reports, and frees its chunk.
+    fn take_notified(&mut self, notification: &Notification) -> Option<EndedGet> {
         let is_target = |chunk: &Chunk| {
             chunk.region.as_ref().is_some_and(|region| region.address() == notification.address)
         };
@@ -113,12 +122,12 @@ impl Gets {
     }
 
     /// Frees a chunk, and returns the get that used it.
-    fn take_chunk(&mut self, chunk: u16) -> Option<(u16, GetInFlight)> {
-        let flight = self.chunks.get_mut(usize::from(chunk))?.flight.take()?;
+    fn take_chunk(&mut self, chunk: u16) -> Option<EndedGet> {
+        let get = self.chunks.get_mut(usize::from(chunk))?.get.take()?;
 
         self.free.push(chunk);
         self.in_flight -= 1;
-        Some((chunk, flight))
+        Some(EndedGet { chunk, get })
     }
 }
 
@@ -145,6 +154,7 @@ impl ExtollTransport {
             return refused("a get's destination is not within its region", get.local_offset as u64);
         }
 
+        // Without a free chunk, the caller tries again when a get has ended.
         let Some(chunk) = self.gets.free.pop() else {
             return if self.gets.in_flight > 0 {
                 Ok(false)
@@ -168,7 +178,7 @@ impl ExtollTransport {
 
         match posted {
             Ok(true) => {
-                slot.flight = Some(GetInFlight {
+                slot.get = Some(GetInFlight {
                     rank: get.peer,
                     cookie: get.cookie,
                     destination: Some(get.local.handle),
@@ -205,22 +215,22 @@ impl ExtollTransport {
                     // Commands of peers may notify this port as responder or completer. Such
                     // notifications are ignored.
                     if notification.role == Role::Requester
-                        && let Some((chunk, flight)) = self.gets.take(&notification)
+                        && let Some(EndedGet { chunk, get }) = self.gets.take_notified(&notification)
                     {
-                        let result = self.complete_get(chunk, flight, notification.status);
-                        sink(flight.cookie, result);
+                        let result = self.complete_get(chunk, get, notification.status);
+                        sink(get.cookie, result);
                         done += 1;
                     }
                 }
                 Ok(None) => {
-                    if self.gets.lost {
+                    if self.gets.may_lack_notification {
                         done += self.fail_lost_gets(sink);
                     }
                     break;
                 }
                 Err(RmaError::Overflow { .. }) => {
                     self.statistics.overflows += 1;
-                    self.gets.lost = self.gets.in_flight > 0;
+                    self.gets.may_lack_notification = self.gets.in_flight > 0;
                 }
                 Err(error) => return Err(self.fail(error.into())),
             }
@@ -228,66 +238,61 @@ impl ExtollTransport {
         Ok(done)
     }
 
-    /// Handles the end of a get: copies the data if the get has succeeded.
-    fn complete_get(
-        &mut self,
-        chunk: u16,
-        flight: GetInFlight,
-        status: Status,
-    ) -> Result<(), TransportError> {
+    /// Handles the end of a get with this status: copies the data if the get has succeeded.
+    fn complete_get(&mut self, chunk: u16, get: GetInFlight, status: Status) -> Result<(), TransportError> {
         let refused = |what, value| Err(TransportError { what, value });
 
         let result = match status {
             Status::Done => {
-                let peer = &self.peers[flight.rank as usize];
-                let destination = flight.destination.and_then(|handle| self.registered.destination(handle));
+                let peer = &self.peers[get.rank as usize];
+                let destination = get.destination.and_then(|handle| self.registered.destination(handle));
                 if self.velo.tenant_of(peer.address) != peer.generation {
                     // The data may come from the memory of the process that has the address now.
-                    refused(GONE, flight.rank.into())
+                    refused(GONE, get.rank.into())
                 } else if let Some(destination) = destination {
                     let (from, memory) = (self.gets.offset(chunk), &self.gets.memory);
                     // SAFETY: the destination is registered, since `Gets::withdraw` would have
-                    // removed it from the flight. The range is that of a get whose completion was
+                    // removed it from the get. The range is that of a get whose completion was
                     // not reported, so nothing else accesses it.
-                    unsafe { destination.fill(flight.offset, memory, from, flight.length) }
+                    unsafe { destination.fill(get.offset, memory, from, get.length) }
                         .map_err(|error| Error::from(error).to_transport_error())
                 } else {
-                    refused("a get's destination was deregistered", flight.rank.into())
+                    refused("a get's destination was deregistered", get.rank.into())
                 }
             }
             Status::TimedOut => {
                 self.gets.renew(&self.rma, chunk);
-                refused("a rank's card did not answer a get", flight.rank.into())
+                refused("a rank's card did not answer a get", get.rank.into())
             }
-            Status::NoReceiver => refused(GONE, flight.rank.into()),
-            Status::Withdrawn => refused("memory of a get was taken away", flight.rank.into()),
-            Status::RemoteAddress => refused("a get's source is not registered", flight.rank.into()),
-            _ => refused("the card did not carry out a get", flight.rank.into()),
+            Status::NoReceiver => refused(GONE, get.rank.into()),
+            Status::Withdrawn => refused("memory of a get was taken away", get.rank.into()),
+            Status::RemoteAddress => refused("a get's source is not registered", get.rank.into()),
+            _ => refused("the card did not carry out a get", get.rank.into()),
         };
 
         self.statistics.failed_gets += u64::from(result.is_err());
         result
     }
 
-    /// Handles lost notifications. Once no command is in flight, gets without a notification have
-    /// ended with an unknown result.
+    /// Handles lost notifications: reports gets without one as failed, once no command is in flight
+    /// and the queue is empty. Returns the number of gets.
     #[cold]
     fn fail_lost_gets(&mut self, sink: &mut dyn FnMut(u64, Result<(), TransportError>)) -> usize {
         if self.rma.in_flight() > 0 || !matches!(self.rma.probe(), Ok(None)) {
             return 0;
         }
 
-        self.gets.lost = false;
+        self.gets.may_lack_notification = false;
         let mut done = 0;
         for chunk in 0..self.gets.chunks.len() as u16 {
-            if let Some((_, flight)) = self.gets.take_chunk(chunk) {
+            if let Some(EndedGet { get, .. }) = self.gets.take_chunk(chunk) {
                 // The card may have given up this get.
                 self.gets.renew(&self.rma, chunk);
                 let error =
-                    TransportError { what: "the notification of a get was lost", value: flight.rank.into() };
+                    TransportError { what: "the notification of a get was lost", value: get.rank.into() };
                 self.statistics.failed_gets += 1;
 
-                sink(flight.cookie, Err(error));
+                sink(get.cookie, Err(error));
                 done += 1;
             }
         }

@@ -14,6 +14,7 @@ pub(crate) struct RegisteredMemory {
 }
 
 impl RegisteredMemory {
+    /// Allocates memory, and registers it for gets of other processes.
     fn new(device: &Device, rma: &Port, bytes: usize) -> Result<Self, Error> {
         let memory = device.dma_buffer(bytes, HugePages::Try)?;
         let registration = rma.register(&memory, Allow::READ)?;

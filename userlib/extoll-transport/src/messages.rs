@@ -14,6 +14,8 @@ use nicforge_velo::MAX_MESSAGE;
 pub(crate) const TAGS: u8 = 7;
 /// Offset of the tag of a padded message.
 const PADDED: u8 = 8;
+/// The lengths of VELO messages are multiples of this, in bytes.
+const QUADWORD: usize = 8;
 
 /// A VELO message: its tag and its bytes.
 pub(crate) struct Framed<'a> {
@@ -24,8 +26,9 @@ pub(crate) struct Framed<'a> {
 /// Returns whether a message needs no padding.
 #[inline]
 pub(crate) fn needs_no_padding(tag: u8, message: &[u8]) -> bool {
-    message.len().wrapping_sub(8) <= MAX_MESSAGE - 8
-        && message.len().is_multiple_of(8)
+    // One comparison checks both ends of a range: a value below it wraps to a large number.
+    message.len().wrapping_sub(QUADWORD) <= MAX_MESSAGE - QUADWORD
+        && message.len().is_multiple_of(QUADWORD)
         && tag.wrapping_sub(1) < TAGS
 }
 
@@ -37,7 +40,8 @@ pub(crate) fn pad<'a>(tag: u8, message: &[u8], buffer: &'a mut [u8; MAX_MESSAGE]
         return None;
     }
 
-    let padded = (length | 7) + 1;
+    // The next multiple above the length, because there is one byte of padding at least.
+    let padded = (length / QUADWORD + 1) * QUADWORD;
     buffer[..length].copy_from_slice(message);
     buffer[length..padded].fill(0);
     buffer[padded - 1] = (padded - length) as u8;
@@ -53,7 +57,8 @@ pub(crate) fn unframe(tag: u8, bytes: &[u8]) -> Option<(u8, &[u8])> {
 
     let padding = usize::from(*bytes.last()?);
     let tag = tag.checked_sub(PADDED).filter(|tag| *tag < TAGS)?;
-    let length = bytes.len().checked_sub(padding).filter(|_| (1..=8).contains(&padding))?;
+    let length = bytes.len().checked_sub(padding).filter(|_| (1..=QUADWORD).contains(&padding))?;
+    // `pad` stores the tag modulo `TAGS`, so that 0 stands for the highest tag.
     Some((if tag == 0 { TAGS } else { tag }, &bytes[..length]))
 }
 

@@ -52,7 +52,8 @@ impl Peer {
 }
 
 impl ExtollTransport {
-    /// Returns the rank that has sent a message, unless its messages must be dropped.
+    /// Returns the rank that has sent a message, or `None` if the message must be dropped. The
+    /// first message of a process makes it the rank at its address.
     #[inline]
     pub(crate) fn identify_source(&mut self, message: &Message) -> Option<Rank> {
         let rank = self.ranks.at(message.from)?;
@@ -218,7 +219,7 @@ impl ExtollTransport {
         peer.link = None;
         // The matching layer has refused these messages.
         peer.held = VecDeque::new();
-        self.holding.ranks.retain(|other| *other != rank);
+        self.refused.ranks.retain(|other| *other != rank);
 
         Some(Gone { rank, why })
     }

@@ -28,6 +28,8 @@ use crate::{
 const CONTROL_SLOTS: u32 = 4;
 /// The event that [`ExtollTransport::wait_for_all`] waits for.
 const ALL_RANKS: &str = "all ranks of the job";
+/// Least number of slots of a transport's receive ring.
+const MIN_SLOTS: u32 = 512;
 /// Greatest number of slots of a receive ring.
 const MAX_SLOTS: u32 = 1 << 16;
 
@@ -47,10 +49,14 @@ pub struct ExtollTransport {
     pub(crate) ranks: RankTable,
     pub(crate) peers: Vec<Peer>,
     pub(crate) losses: LossWatch,
-    pub(crate) holding: RefusedRanks,
+    pub(crate) refused: RefusedRanks,
+    /// The first error of the transport as a whole.
     pub(crate) failure: Option<Error>,
     pub(crate) statistics: Statistics,
 }
+
+/// Limit of [`RefusedRanks`], in windows of credits of a rank.
+const HELD_WINDOWS: usize = 2;
 
 /// The ranks with messages that the matching layer has refused.
 ///
@@ -62,6 +68,7 @@ pub(crate) struct RefusedRanks {
 }
 
 impl RefusedRanks {
+    /// Returns the state of `size` ranks without held messages.
     fn new(size: usize, limit: usize) -> Self {
         Self { ranks: Vec::with_capacity(size), limit }
     }
@@ -80,8 +87,9 @@ struct RingSize {
 /// ranks of a node, or as many as fit.
 fn ring_size(nodes: u32, vpids: u32, ranks_per_node: u32, window: u32) -> RingSize {
     // VELO grants less than half of a node's share, and reserves part of that for control messages.
-    let half = ranks_per_node.saturating_mul(window).saturating_add(CONTROL_SLOTS * vpids);
-    let slots = nodes.saturating_mul(half.saturating_mul(2)).clamp(512, MAX_SLOTS).next_power_of_two();
+    let wanted_half = ranks_per_node.saturating_mul(window).saturating_add(CONTROL_SLOTS * vpids);
+    let wanted_slots = nodes.saturating_mul(wanted_half.saturating_mul(2));
+    let slots = wanted_slots.clamp(MIN_SLOTS, MAX_SLOTS).next_power_of_two();
 
     let half = slots / nodes.max(1) / 2;
     let budget = half.saturating_sub((CONTROL_SLOTS * vpids).min(half / 2));
@@ -126,6 +134,8 @@ impl ExtollTransport {
         velo.admit(|address| job.rank(address).is_some());
 
         peers[rank as usize].generation = velo.tenant_of(position.address);
+        // VELO keeps as many messages as the ring has slots.
+        let drain_limit = 2 * u64::from(slots);
         Ok(Self {
             gets,
             registered,
@@ -133,8 +143,8 @@ impl ExtollTransport {
             velo,
             rank,
             ranks,
-            losses: LossWatch::new(peers.len(), 2 * u64::from(slots)),
-            holding: RefusedRanks::new(peers.len(), 2 * window as usize),
+            losses: LossWatch::new(peers.len(), drain_limit),
+            refused: RefusedRanks::new(peers.len(), HELD_WINDOWS * window as usize),
             peers,
             failure: None,
             statistics: Statistics::default(),
@@ -207,13 +217,13 @@ impl ExtollTransport {
         self.velo.device()
     }
 
-    /// Offers the held messages again. Returns the number of messages taken.
+    /// Offers up to `budget` held messages to `sink` again. Returns the number of messages taken.
     #[cold]
     fn offer_held(&mut self, budget: usize, sink: &mut dyn FnMut(Rank, u8, &[u8]) -> Taken) -> usize {
         let mut count = 0;
 
         let peers = &mut self.peers;
-        self.holding.ranks.retain(|&rank| {
+        self.refused.ranks.retain(|&rank| {
             let held = &mut peers[rank as usize].held;
             while count < budget
                 && let Some(message) = held.front()
@@ -233,11 +243,12 @@ impl ExtollTransport {
         count
     }
 
-    /// Returns whether so many messages of a rank are held that no further ones may be taken.
+    /// Returns whether so many messages of any rank are held that no further ones may be taken out
+    /// of the ring.
     fn is_overfull(&self) -> bool {
-        self.holding.ranks.iter().map(|rank| &self.peers[*rank as usize]).any(|peer| {
+        self.refused.ranks.iter().map(|rank| &self.peers[*rank as usize]).any(|peer| {
             // Everything that a lost rank has sent is in the ring already.
-            peer.health == Health::Alive && peer.held.len() >= self.holding.limit
+            peer.health == Health::Alive && peer.held.len() >= self.refused.limit
         })
     }
 
@@ -246,7 +257,7 @@ impl ExtollTransport {
     fn hold(&mut self, rank: Rank, message: Message) {
         let held = &mut self.peers[rank as usize].held;
         if held.is_empty() {
-            self.holding.ranks.push(rank);
+            self.refused.ranks.push(rank);
         }
         held.push_back(message);
         self.statistics.held += 1;
@@ -275,15 +286,15 @@ impl ExtollTransport {
                 Ok(true)
             }
             Err(VeloError::WouldBlock) => Ok(false),
-            Err(error) => self.not_sent(to, error),
+            Err(error) => self.handle_unsent(to, error),
         }
     }
 
-    /// Handles an error that prevented a send. An earlier message may have caused it. Returns
-    /// whether the rank is lost: the message is dropped then, and otherwise the matching layer
-    /// sends it again.
+    /// Handles an error that prevented a send to a rank. An earlier message may have caused it.
+    /// Returns whether the rank is lost: the message is dropped then, and counts as sent. Otherwise
+    /// the matching layer sends it again.
     #[cold]
-    fn not_sent(&mut self, to: Rank, error: VeloError) -> Result<bool, TransportError> {
+    fn handle_unsent(&mut self, to: Rank, error: VeloError) -> Result<bool, TransportError> {
         self.handle_velo_error(error)?;
         self.check_rank(to)?;
         Ok(self.peers[to as usize].health != Health::Alive)
@@ -332,7 +343,7 @@ unsafe impl Transport for ExtollTransport {
         }
 
         let mut count = 0;
-        if !self.holding.ranks.is_empty() {
+        if !self.refused.ranks.is_empty() {
             count = self.offer_held(budget, sink);
             if self.is_overfull() {
                 return Ok(count);

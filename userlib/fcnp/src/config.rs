@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The way in which the I/O node's daemon thread waits for requests (paper, IV-A).
+/// The way in which the I/O node's daemon thread waits for requests (FCNP paper, section IV-A).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Mode {
     /// The thread polls the receive FIFO all the time.
@@ -20,8 +20,8 @@ pub enum Poller {
     #[default]
     Calls,
     /// Only the daemon polls for requests, and calls sleep until the daemon has taken their
-    /// request, as in the paper (IV). An application whose threads have other work thus has one
-    /// thread that polls.
+    /// request, as in section IV of the paper. An application whose threads have other work thus
+    /// has one thread that polls.
     ///
     /// A call that transfers polls the FIFO itself when it must wait. The daemon pauses while a
     /// call receives data.

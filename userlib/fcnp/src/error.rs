@@ -3,6 +3,7 @@
 use std::fmt;
 
 use nicforge_driver::{Error as DriverError, WaitEnd};
+use nicforge_hwi::tree::CORES;
 use nicforge_shm::MemoryError;
 use thiserror::Error;
 
@@ -26,7 +27,8 @@ impl fmt::Display for Peer {
         match self {
             Peer::IoNode { address } => write!(f, "the I/O node (address {address})"),
             Peer::Core { rank } => {
-                write!(f, "compute core {rank} (core {} of compute node {})", rank % 4, rank / 4)
+                let cores = u32::from(CORES);
+                write!(f, "compute core {rank} (core {} of compute node {})", rank % cores, rank / cores)
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! A packet with the irq bit in its header is a *control* packet and carries a [`Control`] in its
 //! payload. A packet without it is 256 bytes of user data and nothing else. That bit is the
-//! protocol's only cost in a data packet (FCNP paper, IV).
+//! protocol's only cost in a data packet (FCNP paper, section IV).
 //!
 //! The machine is big-endian, and its two ends are compiled from one C struct. Here both ends may
 //! be any software that maps the device, so the fields are defined as little-endian.
@@ -50,7 +50,7 @@ pub enum Kind {
     Reset = 2,
 }
 
-/// `struct RequestReplyPacket` (paper, figure 5): the payload of a control packet.
+/// `struct RequestReplyPacket` (FCNP paper, figure 5): the payload of a control packet.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RequestReplyPacket {

@@ -29,6 +29,7 @@ macro_rules! counters {
 pub(crate) struct Counter(AtomicU64);
 
 impl Counter {
+    /// Adds to the counter.
     #[inline]
     pub(crate) fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
@@ -46,10 +47,12 @@ impl<'a> Tally<'a> {
     /// The sum from which on it is added to the counter.
     const STEP: u64 = 64;
 
+    /// Returns a tally of 0 for a counter.
     pub(crate) fn of(counter: &'a Counter) -> Self {
         Self { counter, pending: 0 }
     }
 
+    /// Adds to the tally, and passes it on to the counter when it is large enough.
     #[inline]
     pub(crate) fn add(&mut self, n: usize) {
         self.pending += n as u64;

@@ -26,6 +26,7 @@ pub(crate) struct Waiter<'a> {
 }
 
 impl<'a> Waiter<'a> {
+    /// Starts to wait.
     pub(crate) fn new(channel: &'a TreeChannel, deadline: Deadline, cancel: Option<&'a Cancel>) -> Self {
         Self {
             channel,
@@ -49,6 +50,7 @@ impl<'a> Waiter<'a> {
         if self.packets_until_check == 0 { self.check_now(operation) } else { Ok(()) }
     }
 
+    /// Checks the call's end, and starts to count packets anew.
     #[cold]
     fn check_now(&mut self, operation: &'static str) -> Result<(), Error> {
         self.packets_until_check = PACKETS_PER_CHECK;

@@ -50,9 +50,11 @@ impl Arena {
             Some(word * 64 + words[word].trailing_zeros() as usize)
         };
 
+        // The smallest free part that is large enough.
         let (mut order, mut index) = (wanted_order..self.free.len())
             .find_map(|order| Some((order, first_free(&self.free[order])?)))?;
 
+        // It is halved until it has the wanted size. The upper halves become free.
         self.toggle(order, index);
         while order > wanted_order {
             (order, index) = (order - 1, index * 2);
@@ -65,6 +67,7 @@ impl Arena {
     pub(crate) fn release(&mut self, part: Part) {
         let (mut order, mut index) = (usize::from(part.order), part.index as usize);
 
+        // While the other half is free, both merge to the part of the next order.
         while order + 1 < self.free.len() && self.is_free(order, index ^ 1) {
             self.toggle(order, index ^ 1);
             (order, index) = (order + 1, index / 2);

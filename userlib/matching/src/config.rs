@@ -28,22 +28,24 @@ impl Default for Config {
     }
 }
 
+/// Largest value of the parameters in bytes. Lengths of eager messages must fit in 32 bits.
+const LARGEST: usize = u32::MAX as usize / 4;
+
 impl Config {
     /// Checks that an endpoint can work with these values.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        let largest = u32::MAX as usize / 4;
         let refuse = |what, value: usize, minimum| {
-            Err(Error::BadConfig { what, value, least: minimum, most: largest })
+            Err(Error::BadConfig { what, value, least: minimum, most: LARGEST })
         };
 
-        if self.eager_threshold > largest {
+        if self.eager_threshold > LARGEST {
             return refuse("eager_threshold", self.eager_threshold, 0);
         }
 
         // Less than half of the window is consumed without a new grant. The rest must hold the
         // longest eager message.
         let minimum = 2 * wire::cost(self.eager_threshold as u64) as usize * wire::UNIT;
-        if !(minimum..=largest).contains(&self.window) {
+        if !(minimum..=LARGEST).contains(&self.window) {
             return refuse("window", self.window, minimum);
         }
 

@@ -18,7 +18,7 @@ pub enum Health {
 /// Progress of reading the receive ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadMark {
-    /// VELO messages taken.
+    /// Messages taken out of the ring.
     pub polled: u64,
     /// Number of times that the ring was empty.
     pub empty_polls: u64,
@@ -32,10 +32,11 @@ pub struct ReadMark {
 pub struct LossWatch {
     /// How far the ring has been read by now. The transport advances it.
     pub mark: ReadMark,
-    /// Number of messages after which everything that was in the receive ring, or kept by VELO, has
-    /// been taken.
+    /// Number of messages after which everything that was in the receive ring, or kept by the
+    /// library below, has been taken.
     drain_limit: u64,
     unreported: Vec<Rank>,
+    /// The rank that was checked last.
     last_checked: usize,
 }
 
@@ -46,7 +47,7 @@ impl LossWatch {
         Self { mark: ReadMark::default(), drain_limit, unreported: Vec::with_capacity(size), last_checked: 0 }
     }
 
-    /// Returns the rank, of `size` ranks, that is checked next.
+    /// Advances to the next of `size` ranks in turn, and returns it.
     pub fn next_checked(&mut self, size: usize) -> Rank {
         self.last_checked = if self.last_checked + 1 < size { self.last_checked + 1 } else { 0 };
         self.last_checked as Rank
@@ -63,9 +64,12 @@ impl LossWatch {
         !self.unreported.is_empty()
     }
 
-    /// Takes a lost rank whose messages have all been offered.
+    /// Takes a lost rank whose messages have all been offered, and the reason of its loss. This is
+    /// known when the ring was empty since the loss, or when more than `drain_limit` messages were
+    /// taken.
     pub fn take_drained(&mut self, health: impl Fn(Rank) -> Health) -> Option<(Rank, Loss)> {
         let (now, drain_limit) = (self.mark, self.drain_limit);
+        // Returns the reason of a loss, if all messages of the rank have been offered.
         let drained = |rank: Rank| match health(rank) {
             Health::Lost(at_loss, why)
                 if now.empty_polls > at_loss.empty_polls || now.polled - at_loss.polled > drain_limit =>

@@ -63,9 +63,12 @@ pub struct FabricPort {
 
 struct State {
     terms: Terms,
+    /// Number of polls so far, which is the time.
     now: u64,
+    /// State of the random number generator.
     random: u64,
     ranks: Vec<RankState>,
+    /// Key of the next registered region.
     next_key: u64,
 }
 
@@ -78,16 +81,32 @@ struct RankState {
     /// Dead ranks that this rank has not reported yet.
     unreported_deaths: VecDeque<Rank>,
     regions: BTreeMap<u64, Registered>,
-    gets: VecDeque<(u64, Get)>,
+    gets: VecDeque<DelayedGet>,
     /// The source with which the next poll begins.
     next_source: usize,
 }
 
-/// Messages from one source: time of arrival, tag and data.
+/// Messages from one source.
 #[derive(Default)]
 struct Inbox {
-    messages: VecDeque<(u64, u8, Vec<u8>)>,
+    messages: VecDeque<DelayedMessage>,
+    /// Whether the last poll has refused the first message.
     refused: bool,
+}
+
+/// A message on its way.
+struct DelayedMessage {
+    /// Time of its arrival.
+    arrival: u64,
+    tag: u8,
+    data: Vec<u8>,
+}
+
+/// A get that was started.
+struct DelayedGet {
+    /// Time of its end.
+    arrival: u64,
+    get: Get,
 }
 
 /// A registered region.
@@ -103,6 +122,10 @@ unsafe impl Send for Registered {}
 /// Offset of a region's first byte, for other ranks. It is not 0, so that a transfer which ignores
 /// it fails.
 const BASE: u64 = 0x1000;
+/// With a seed, one of this number of calls reports a lack of room.
+const CALLS_PER_SHORTAGE: u64 = 4;
+/// With a seed, messages and gets are delayed by less than this number of polls.
+const MAX_DELAY: u64 = 20;
 
 impl Fabric {
     /// Creates a fabric of `size` ranks, and their ports in order.
@@ -139,13 +162,14 @@ impl Fabric {
         }
     }
 
+    /// Locks the state of all ranks.
     fn lock(&self) -> MutexGuard<'_, State> {
         runtime::lock(&self.0)
     }
 }
 
 impl State {
-    /// Returns a random number below `limit`.
+    /// Returns a random number below `limit`, by the xorshift method.
     fn random(&mut self, limit: u64) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -155,16 +179,16 @@ impl State {
 
     /// Returns whether a call reports a lack of room.
     fn reports_shortage(&mut self) -> bool {
-        self.terms.seed != 0 && self.random(4) == 0
+        self.terms.seed != 0 && self.random(CALLS_PER_SHORTAGE) == 0
     }
 
     /// Returns the time of arrival of a message or get that starts now.
     fn arrival(&mut self) -> u64 {
-        self.now + if self.terms.seed == 0 { 0 } else { self.random(20) }
+        self.now + if self.terms.seed == 0 { 0 } else { self.random(MAX_DELAY) }
     }
 
-    /// Carries out a get.
-    fn get(&mut self, rank: Rank, get: &Get) -> Result<(), TransportError> {
+    /// Carries out a get of `rank`: copies the data, if both ends are registered for it.
+    fn carry_out_get(&mut self, rank: Rank, get: &Get) -> Result<(), TransportError> {
         let refused = |what, value| Err(TransportError { what, value });
 
         let length = get.length as u64;
@@ -198,8 +222,8 @@ impl State {
     }
 }
 
-// SAFETY: memory is accessed only in `State::get`, under the lock, and only while it is in
-// `regions`. `deregister`, `kill` and dropping the port remove it from there.
+// SAFETY: memory is accessed only in `State::carry_out_get`, under the lock, and only while it is
+// in `regions`. `deregister`, `kill` and dropping the port remove it from there.
 unsafe impl Transport for FabricPort {
     fn rank(&self) -> Rank {
         self.rank
@@ -237,8 +261,9 @@ unsafe impl Transport for FabricPort {
             return Ok(false);
         }
 
-        let arrival = inbox.back().map_or(arrival, |&(before, ..)| arrival.max(before));
-        inbox.push_back((arrival, tag, message.to_vec()));
+        // A message arrives after those before it.
+        let arrival = inbox.back().map_or(arrival, |before| arrival.max(before.arrival));
+        inbox.push_back(DelayedMessage { arrival, tag, data: message.to_vec() });
         Ok(true)
     }
 
@@ -261,11 +286,11 @@ unsafe impl Transport for FabricPort {
             inbox.refused = false;
 
             while count < budget {
-                let Some((arrival, tag, message)) = inbox.messages.front() else { break };
-                if *arrival > now {
+                let Some(message) = inbox.messages.front() else { break };
+                if message.arrival > now {
                     break;
                 }
-                if sink(source as Rank, *tag, message) == Taken::NotNow {
+                if sink(source as Rank, message.tag, &message.data) == Taken::NotNow {
                     inbox.refused = true;
                     break;
                 }
@@ -313,7 +338,7 @@ unsafe impl Transport for FabricPort {
         }
 
         let arrival = state.arrival();
-        state.ranks[self.rank as usize].gets.push_back((arrival, *get));
+        state.ranks[self.rank as usize].gets.push_back(DelayedGet { arrival, get: *get });
         Ok(true)
     }
 
@@ -325,15 +350,15 @@ unsafe impl Transport for FabricPort {
         let mut state = self.fabric.lock();
         let (now, mut done) = (state.now, 0);
         for _ in 0..state.ranks[self.rank as usize].gets.len() {
-            let Some((arrival, get)) = state.ranks[self.rank as usize].gets.pop_front() else { break };
-            if arrival > now || done >= budget {
-                state.ranks[self.rank as usize].gets.push_back((arrival, get));
+            let Some(delayed) = state.ranks[self.rank as usize].gets.pop_front() else { break };
+            if delayed.arrival > now || done >= budget {
+                state.ranks[self.rank as usize].gets.push_back(delayed);
                 continue;
             }
 
             done += 1;
-            let result = state.get(self.rank, &get);
-            sink(get.cookie, result);
+            let result = state.carry_out_get(self.rank, &delayed.get);
+            sink(delayed.get.cookie, result);
         }
         Ok(done)
     }

@@ -11,10 +11,12 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
+    /// Returns the handle as a number, which is not 0.
     pub(crate) fn to_bits(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
 
+    /// Returns the handle for a number. A number of no handle gives a handle that finds nothing.
     pub(crate) fn from_bits(bits: u64) -> Self {
         Self { index: bits as u32, generation: (bits >> 32) as u32 }
     }
@@ -35,6 +37,7 @@ pub(crate) struct Pool<T> {
     slots: Vec<Slot<T>>,
     /// The first free slot.
     free: u32,
+    /// Number of taken slots.
     used: usize,
 }
 

@@ -99,14 +99,18 @@ pub struct Staging<A> {
     arena: Arena,
     shared: A,
     /// Length of the longest source that is staged in `shared`.
-    longest: usize,
+    longest_shared: usize,
     /// Bytes of sources with their own areas.
     own_bytes: usize,
     /// Limit of `own_bytes`.
     max_own_bytes: usize,
-    /// Sources that a rank may still fetch after their request has failed: the rank, and the
-    /// handle.
-    abandoned: Vec<(Rank, u64)>,
+    abandoned: Vec<AbandonedSource>,
+}
+
+/// A source that a rank may still fetch, although its request has failed.
+struct AbandonedSource {
+    rank: Rank,
+    handle: u64,
 }
 
 /// A registered source.
@@ -136,6 +140,7 @@ impl<A: Area> Staging<A> {
         let shared = loop {
             match allocate(bytes, bytes <= LEAST_STAGING)? {
                 Some(area) => break area,
+                // The size does not fall below 64 KiB, unless it is less from the beginning.
                 None => bytes = (bytes / 2).max(LEAST_STAGING.min(bytes)),
             }
         };
@@ -145,7 +150,7 @@ impl<A: Area> Staging<A> {
             free: None,
             arena: Arena::new(bytes),
             shared,
-            longest: bytes / 2,
+            longest_shared: bytes / 2,
             own_bytes: 0,
             max_own_bytes,
             abandoned: Vec::new(),
@@ -189,10 +194,12 @@ impl<A: Area> Staging<A> {
         // SAFETY: by the caller's contract.
         let bytes = unsafe { std::slice::from_raw_parts(memory.start.as_ptr(), length) };
 
-        let part = if length <= self.longest { self.arena.take(length) } else { None };
+        let is_short = length <= self.longest_shared;
+        let part = if is_short { self.arena.take(length) } else { None };
 
-        // Abandoned memory may never return, so the source does not wait for it.
-        if length <= self.longest && part.is_none() && self.abandoned.is_empty() {
+        // A short source waits for a part of the shared area, unless abandoned sources have parts:
+        // these may never return, so it gets an area of its own then.
+        if is_short && part.is_none() && self.abandoned.is_empty() {
             return Ok(None);
         }
 
@@ -242,7 +249,7 @@ impl<A: Area> Staging<A> {
             Some(Entry::Source(StagedCopy::Part(_))) => {}
             _ => return,
         }
-        self.abandoned.push((rank, handle));
+        self.abandoned.push(AbandonedSource { rank, handle });
     }
 
     /// Returns whether any source is abandoned.
@@ -253,9 +260,9 @@ impl<A: Area> Staging<A> {
 
     /// Frees the sources that were abandoned for ranks that are gone now.
     pub fn free_abandoned(&mut self, is_gone: impl Fn(Rank) -> bool) {
-        let gone: Vec<_> = self.abandoned.extract_if(.., |(rank, _)| is_gone(*rank)).collect();
-        for (_, handle) in gone {
-            self.remove(handle);
+        let gone: Vec<_> = self.abandoned.extract_if(.., |source| is_gone(source.rank)).collect();
+        for source in gone {
+            self.remove(source.handle);
         }
     }
 

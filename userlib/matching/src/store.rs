@@ -19,7 +19,9 @@ impl Chain {
 #[derive(Debug)]
 pub(crate) struct Store {
     blocks: Vec<[u8; UNIT]>,
+    /// The block after each block, in its chain or among the free ones.
     next: Vec<u32>,
+    /// The first free block.
     free: u32,
 }
 
@@ -37,6 +39,7 @@ impl Store {
     pub(crate) fn append(&mut self, chain: &mut Chain, mut data: &[u8]) {
         while !data.is_empty() {
             let used = chain.length % UNIT;
+            // The chain is empty, or its last block is full.
             if used == 0 {
                 let block = self.take();
                 match chain.last {
@@ -64,7 +67,7 @@ impl Store {
         }
     }
 
-    /// Frees the blocks of a chain.
+    /// Frees the blocks of a chain, all at once: the chain goes in front of the free blocks.
     pub(crate) fn release(&mut self, chain: Chain) {
         if chain.last != NONE {
             self.next[chain.last as usize] = self.free;

@@ -83,7 +83,9 @@ pub struct Port {
     translation: Arc<Translation>,
     queue: Queue,
     mirror: Window,
+    /// The card's count of commands that have ended.
     completed: SharedU64,
+    /// The card's count of lost notifications.
     overflows: SharedU64,
     /// Overflows reported so far.
     reported_overflows: u64,
@@ -144,6 +146,7 @@ impl Port {
         let reported_overflows = overflows.load(Ordering::Acquire);
         let pointer = device.bar(BAR_WINDOWS)?.window(window::RMA_READ_POINTER, 8)?.u64(0)?;
 
+        // An enabled queue is that of another port on this VPID.
         if registers.read64(reg::RMA_QUEUE_ENABLE)? != 0 {
             return Err(Error::QueueRefused { code: 0 });
         }
@@ -155,6 +158,7 @@ impl Port {
         registers.write64(reg::RMA_QUEUE_ENABLE, 1)?;
 
         if registers.read64(reg::RMA_QUEUE_ENABLE)? != 1 {
+            // The lowest byte of the word is the error's code.
             let last = word(mirror::LAST_ERROR)?.load(Ordering::Acquire);
             return Err(Error::QueueRefused { code: last as u8 });
         }
@@ -252,7 +256,7 @@ impl Port {
         length: u64,
         notify: Notify,
     ) -> Result<u64, Error> {
-        self.transfer(target, command::PUT, (source, destination), length, notify)
+        self.transfer(target, command::PUT, source, destination, length, notify)
     }
 
     /// Posts a get: `length` bytes from the target's address `source` to this port's address
@@ -268,7 +272,7 @@ impl Port {
         length: u64,
         notify: Notify,
     ) -> Result<u64, Error> {
-        self.transfer(target, command::GET, (source, destination), length, notify)
+        self.transfer(target, command::GET, source, destination, length, notify)
     }
 
     /// Posts a get of 1 to [`MAX_LENGTH`] bytes as one command, through the ring of another library
@@ -331,15 +335,16 @@ impl Port {
         }
 
         let source = u64::from_le_bytes(bytes);
-        self.post(target, command::IMMEDIATE_PUT, (source, destination), length as u32, notify)
+        self.post(target, command::IMMEDIATE_PUT, source, destination, length as u32, notify)
     }
 
-    /// Posts a transfer as one or more commands.
+    /// Posts a transfer as one or more commands. Returns their number.
     fn transfer(
         &mut self,
         target: Target,
         command: u8,
-        (source, destination): (u64, u64),
+        source: u64,
+        destination: u64,
         length: u64,
         notify: Notify,
     ) -> Result<u64, Error> {
@@ -351,20 +356,22 @@ impl Port {
         let mut done = 0;
         while done < length {
             let piece = (length - done).min(MAX_LENGTH.into());
-            self.post(target, command, (source + done, destination + done), piece as u32, notify)?;
+            self.post(target, command, source + done, destination + done, piece as u32, notify)?;
             done += piece;
         }
 
         Ok(length.div_ceil(MAX_LENGTH.into()))
     }
 
-    /// Posts one command, and waits for room if necessary.
+    /// Posts one command, and waits for room if necessary. The `source` of an immediate put is its
+    /// data.
     #[inline]
     fn post(
         &mut self,
         target: Target,
         command: u8,
-        (source, destination): (u64, u64),
+        source: u64,
+        destination: u64,
         length: u32,
         notify: Notify,
     ) -> Result<(), Error> {
@@ -428,7 +435,8 @@ impl Port {
         self.wait_for_ends(0, deadline, cancel)
     }
 
-    /// Waits until no more than `maximum` commands are in flight.
+    /// Waits until no more than `maximum` commands are in flight, and checks now and then that the
+    /// card still has the queue.
     fn wait_for_ends(&self, maximum: u64, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
         loop {
             let waited = self.device.wait_for(

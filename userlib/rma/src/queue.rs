@@ -10,6 +10,8 @@ use crate::Error;
 
 /// Bytes of an entry.
 const ENTRY: u64 = size_of::<hw::Notification>() as u64;
+/// Offset of the address in an entry, after the head.
+const ENTRY_ADDRESS: u64 = 8;
 
 /// The consumer's side of the notification queue.
 pub(crate) struct Queue {
@@ -22,6 +24,11 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
+    /// Allocates an empty queue of `entries` entries, which the card does not know yet. `pointer`
+    /// is the read pointer.
+    ///
+    /// # Errors
+    /// [`Error::QueueLength`], and errors of the driver.
     pub(crate) fn new(device: &Device, entries: u32, pointer: SharedU64) -> Result<Self, Error> {
         if !entries.is_power_of_two() || !(MIN_ENTRIES..=MAX_ENTRIES).contains(&entries.into()) {
             return Err(Error::QueueLength { entries });
@@ -32,10 +39,12 @@ impl Queue {
         Ok(Self { buffer, entries: entries.into(), taken: 0, pointer })
     }
 
+    /// Returns the address of the first entry for the card.
     pub(crate) fn base(&self) -> u64 {
         self.buffer.iova()
     }
 
+    /// Returns the number of entries.
     pub(crate) fn entries(&self) -> u64 {
         self.entries
     }
@@ -56,11 +65,11 @@ impl Queue {
             return Ok(None);
         }
 
-        let address = self.buffer.window().load_u64_relaxed(offset + 8)?;
+        let address = self.buffer.window().load_u64_relaxed(offset + ENTRY_ADDRESS)?;
         Ok(Some(hw::Notification { head, address }))
     }
 
-    /// Frees the oldest entry.
+    /// Frees the oldest entry: clears its head, and advances the read pointer.
     #[inline]
     pub(crate) fn free(&mut self) -> Result<(), Error> {
         self.buffer.window().store_u64_relaxed(self.offset(), 0)?;

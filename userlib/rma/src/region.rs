@@ -65,6 +65,7 @@ impl VpidEpoch {
 }
 
 impl Translation {
+    /// Returns the address translation of a VPID in this epoch, by the card's registers.
     pub(crate) fn new(epoch: VpidEpoch, registers: Bar) -> Arc<Self> {
         Arc::new(Self { registers: Mutex::new(registers), epoch })
     }
@@ -78,8 +79,15 @@ impl Translation {
         if self.epoch.is_current() { Ok(()) } else { Err(Error::Reset) }
     }
 
-    /// Runs a command, and returns its result: the first address, for a registration.
-    fn command(&self, operation: &'static str, address: u64, pages: u64, command: u64) -> Result<u64, Error> {
+    /// Runs the command with the operands `address` and `pages`, and returns its result: the first
+    /// network address, for a registration. `operation` names the command in an error.
+    fn run_command(
+        &self,
+        operation: &'static str,
+        command: u64,
+        address: u64,
+        pages: u64,
+    ) -> Result<u64, Error> {
         charge(Cost::Registration, 1);
         let registers = lock(&self.registers);
         self.check_epoch()?;
@@ -94,31 +102,34 @@ impl Translation {
         }
     }
 
-    /// Registers memory with the largest pages that fit and are available.
+    /// Registers `length` bytes at `iova` with the largest pages that fit and are available.
+    ///
+    /// # Errors
+    /// [`Error::Unaligned`]; the card's refusal of the smallest pages that fit.
     pub(crate) fn register(
         self: &Arc<Self>,
         iova: u64,
         length: u64,
         access: Access,
     ) -> Result<Region, Error> {
-        let fits = |class: u8| (iova | length).is_multiple_of(1 << page::shift(class));
+        let fits = |page_size: u8| (iova | length).is_multiple_of(1 << page::shift(page_size));
         if length == 0 || !fits(page::SIZE_4K) {
             return Err(Error::Unaligned { iova, length });
         }
 
         let mut refused = Error::Translation { what: "register", status: command::NO_ENTRIES };
-        for class in [page::SIZE_1G, page::SIZE_2M, page::SIZE_64K, page::SIZE_4K] {
-            let pages = length >> page::shift(class);
-            if !fits(class) || pages > page::entries(class).into() {
+        for page_size in [page::SIZE_1G, page::SIZE_2M, page::SIZE_64K, page::SIZE_4K] {
+            let pages = length >> page::shift(page_size);
+            if !fits(page_size) || pages > page::entries(page_size).into() {
                 continue;
             }
 
             let command = command::REGISTER
-                | u64::from(class) << command::CLASS_SHIFT
+                | u64::from(page_size) << command::CLASS_SHIFT
                 | if access.read { command::READ } else { 0 }
                 | if access.write { command::WRITE } else { 0 };
 
-            match self.command("register", iova, pages, command) {
+            match self.run_command("register", command, iova, pages) {
                 Ok(address) => {
                     return Ok(Region { translation: self.clone(), address, length, registered: true });
                 }
@@ -180,7 +191,8 @@ impl Region {
         if !std::mem::take(&mut self.registered) {
             return Ok(());
         }
-        self.translation.command("deregister", self.address, 0, command::DEREGISTER).map(drop)
+        // The card knows the number of pages.
+        self.translation.run_command("deregister", command::DEREGISTER, self.address, 0).map(drop)
     }
 }
 

@@ -32,6 +32,7 @@ pub(crate) fn check_identity(device: &Device) -> Result<(), Error> {
 pub(crate) struct MirrorPage(Window);
 
 impl MirrorPage {
+    /// Opens the mirror page of the VPID that `device` is.
     pub(crate) fn open(device: &Device) -> Result<Self, Error> {
         Ok(Self(device.bar(BAR_MIRROR)?.window(mirror::NODE, mirror::SIZE)?))
     }

@@ -19,6 +19,15 @@ pub(crate) struct CardErrors {
     checked: u64,
 }
 
+/// Errors that were not returned to the caller yet.
+#[derive(Clone, Copy)]
+pub(crate) struct UnreportedErrors {
+    /// Number of these errors.
+    pub(crate) count: u64,
+    /// The last error of all, reported or not.
+    pub(crate) last: ErrorWord,
+}
+
 /// The card's description of its last error.
 #[derive(Clone, Copy)]
 pub(crate) struct ErrorWord(u64);
@@ -32,6 +41,7 @@ impl ErrorWord {
     /// Returns the receiver of a control message that the card's watchdog has dropped. On a port
     /// without flow control the message is the application's.
     pub(crate) fn dropped_control(self) -> Option<Address> {
+        // The word has the offset of the send above the error code.
         let tag = address::decode(self.0 >> 8 & 0xffff_ffff).tag;
 
         match self.error() {
@@ -42,6 +52,7 @@ impl ErrorWord {
 }
 
 impl CardErrors {
+    /// Opens the words of a mirror page that count errors.
     pub(crate) fn open(page: &MirrorPage) -> Result<Self, Error> {
         Ok(Self {
             count: page.word(mirror::ERRORS)?,
@@ -63,17 +74,17 @@ impl CardErrors {
         self.count.load(Ordering::Acquire) != self.reported
     }
 
-    /// Returns the number of unreported errors, and the last one.
-    pub(crate) fn unreported(&self) -> (u64, ErrorWord) {
+    /// Returns the errors since the last report.
+    pub(crate) fn unreported(&self) -> UnreportedErrors {
         let count = self.count.load(Ordering::Acquire).wrapping_sub(self.reported);
-        (count, ErrorWord(self.last.load(Ordering::Acquire)))
+        UnreportedErrors { count, last: ErrorWord(self.last.load(Ordering::Acquire)) }
     }
 
     /// As [`CardErrors::unreported`], and counts these errors as reported.
-    pub(crate) fn take_unreported(&mut self) -> (u64, ErrorWord) {
-        let (count, word) = self.unreported();
-        self.reported = self.reported.wrapping_add(count);
-        (count, word)
+    pub(crate) fn take_unreported(&mut self) -> UnreportedErrors {
+        let errors = self.unreported();
+        self.reported = self.reported.wrapping_add(errors.count);
+        errors
     }
 
     /// Returns the last error if it is not checked yet, and counts it as checked.

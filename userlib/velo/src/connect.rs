@@ -9,9 +9,9 @@ use crate::{
 };
 
 /// Result of an attempt to send the pending control messages of a peer.
-enum Progress {
+enum PendingSent {
     /// All of them are posted, or no longer needed.
-    Posted,
+    All,
     /// Two credit messages for this peer are in flight.
     PeerBusy,
     /// The posted-write ring is full.
@@ -63,7 +63,7 @@ impl Port {
 
     /// Returns the link to a tenant.
     fn link_to(&self, address: Address, index: usize, tenant: Tenant) -> PeerLink {
-        // The address fits: the send aperture has 4 GiB.
+        // The offset fits in 32 bits: the send aperture has 4 GiB.
         let target = address::encode(address.node, address.vpid, 0, 1) as u32;
         PeerLink { address, index: index as u32, tenant, entry: TableEntry::of(address), target }
     }
@@ -190,12 +190,14 @@ impl Port {
     #[inline]
     pub(crate) fn account_received(&mut self, from: Address) -> bool {
         let index = self.directory.index(from);
-        self.account_received_of(index.unwrap_or(usize::MAX), from)
+        // The index of an unknown sender is one that no peer has.
+        self.account_received_at(index.unwrap_or(usize::MAX), from)
     }
 
-    /// As [`Port::account_received`]; `index` is the number of `from` in the directory.
+    /// As [`Port::account_received`], for a caller that knows `index`, the number of `from` in the
+    /// directory.
     #[inline]
-    pub(crate) fn account_received_of(&mut self, index: usize, from: Address) -> bool {
+    pub(crate) fn account_received_at(&mut self, index: usize, from: Address) -> bool {
         self.statistics.received += 1;
 
         // Without flow control no peer has a grant.
@@ -219,8 +221,8 @@ impl Port {
 
     /// Returns whether messages of `from` are for this port. Counts a message as dropped otherwise.
     pub(crate) fn accept_sender(&mut self, from: Address) -> bool {
-        let has_sender = |index: usize| self.flow.peers[index].incoming.sender.is_some();
-        let accepted = !self.flow.enabled || self.directory.index(from).is_none_or(has_sender);
+        let has_connected = |index: usize| self.flow.peers[index].incoming.sender.is_some();
+        let accepted = !self.flow.enabled || self.directory.index(from).is_none_or(has_connected);
 
         self.statistics.dropped += u64::from(!accepted);
         accepted
@@ -281,47 +283,48 @@ impl Port {
             let Some(index) = self.flow.next_pending() else { break };
 
             match self.send_due(index)? {
-                Progress::Posted => self.flow.finish_next(),
-                Progress::PeerBusy => self.flow.postpone_next(),
-                Progress::RingFull => break,
+                PendingSent::All => self.flow.finish_next(),
+                PendingSent::PeerBusy => self.flow.postpone_next(),
+                PendingSent::RingFull => break,
             }
         }
         Ok(())
     }
 
-    /// Sends the control messages that are due to a peer.
-    fn send_due(&mut self, index: usize) -> Result<Progress, Error> {
+    /// Sends the control messages that are due to a peer: a close, then a credit return or refusal.
+    fn send_due(&mut self, index: usize) -> Result<PendingSent, Error> {
         let address = self.directory.address_of(index);
         let tenant = self.directory.tenant(address);
 
         if let Some(receiver) = self.flow.peers[index].due.close {
             let close = Control::Close { own: self.own.tenant };
             if receiver.is(tenant) && !self.post_control(address, close)? {
-                return Ok(Progress::RingFull);
+                return Ok(PendingSent::RingFull);
             }
             self.flow.peers[index].due.close = None;
         }
 
         let peer = self.flow.peers[index];
         let messages = peer.incoming.unreturned;
+        // A sender that is gone needs no credits.
         let Some(addressee) = peer.incoming.sender.filter(|sender| sender.is(tenant)) else {
-            return Ok(Progress::Posted);
+            return Ok(PendingSent::All);
         };
         if messages == 0 && !peer.due.refusal {
-            return Ok(Progress::Posted);
+            return Ok(PendingSent::All);
         }
 
         // A message that waits for slots in a full ring blocks everything posted after it. So at
         // most two credit messages for each peer are in flight.
-        let [before, last] = peer.due.credit_positions;
-        if before.is_some_and(|before| !self.path.has_passed(before)) {
-            return Ok(Progress::PeerBusy);
+        let [older, newer] = peer.due.credit_positions;
+        if older.is_some_and(|older| !self.path.has_passed(older)) {
+            return Ok(PendingSent::PeerBusy);
         }
 
         if !self.post_control(address, Control::Credit { addressee, messages })? {
-            return Ok(Progress::RingFull);
+            return Ok(PendingSent::RingFull);
         }
-        self.flow.peers[index].due.credit_positions = [last, self.path.position()];
-        Ok(Progress::Posted)
+        self.flow.peers[index].due.credit_positions = [newer, self.path.position()];
+        Ok(PendingSent::All)
     }
 }

@@ -20,6 +20,12 @@ use crate::tenant::Tenant;
 /// Tag of control messages. Applications can't use it on ports with flow control.
 pub const CONTROL_TAG: u8 = 15;
 
+// Lowest bits of the fields.
+const GENERATION_SHIFT: u32 = 8;
+const TARGET_SHIFT: u32 = 16;
+const NUMBER_SHIFT: u32 = 32;
+
+// Kinds.
 const CONNECT: u8 = 1;
 const CREDIT: u8 = 2;
 const CLOSE: u8 = 3;
@@ -38,25 +44,28 @@ pub(crate) enum Control {
 impl Control {
     /// Returns the message's quadword.
     pub(crate) fn encode(self) -> [u8; 8] {
-        let (kind, tenant, target, number) = match self {
+        let (kind, tenant, target_generation, number) = match self {
             Self::Connect { own, target, window } => (CONNECT, own, target.generation(), window),
             Self::Credit { addressee, messages } => (CREDIT, addressee, 0, messages),
             Self::Close { own } => (CLOSE, own, 0, 0),
         };
 
-        let word = u64::from(kind) | u64::from(tenant.generation()) << 8 | u64::from(target) << 16;
-        (word | u64::from(number) << 32).to_le_bytes()
+        let word = u64::from(kind)
+            | u64::from(tenant.generation()) << GENERATION_SHIFT
+            | u64::from(target_generation) << TARGET_SHIFT
+            | u64::from(number) << NUMBER_SHIFT;
+        word.to_le_bytes()
     }
 
     /// Decodes a quadword. Returns `None` for a kind that no port sends, and for a generation that
     /// no tenant has.
     pub(crate) fn decode(word: u64) -> Option<Self> {
-        let tenant = Tenant::of_generation((word >> 8) as u8)?;
-        let number = (word >> 32) as u32;
+        let tenant = Tenant::of_generation((word >> GENERATION_SHIFT) as u8)?;
+        let number = (word >> NUMBER_SHIFT) as u32;
 
         match word as u8 {
             CONNECT => {
-                let target = Tenant::of_generation((word >> 16) as u8)?;
+                let target = Tenant::of_generation((word >> TARGET_SHIFT) as u8)?;
                 Some(Self::Connect { own: tenant, target, window: number })
             }
             CREDIT => Some(Self::Credit { addressee: tenant, messages: number }),

@@ -20,11 +20,18 @@
 
 use std::collections::VecDeque;
 
+use nicforge_hwi::extoll_velo::MAX_SLOTS;
+
 use crate::{Config, directory::Directory, kept::KeptMessages, peer::Peer, tenant::Tenant};
 
 /// Slots reserved for the control messages of each VPID of a node: a connect, a close, and two
 /// credit returns.
 const CONTROL_SLOTS: u32 = 4;
+/// Credits for each VPID of a node in a ring whose size this library selects, unless that would
+/// exceed the longest ring.
+const SUITABLE_CREDITS: u32 = 4;
+/// The least number of slots that this library selects.
+const LEAST_SUITABLE_SLOTS: u32 = 512;
 
 /// Credits of the nodes of a network.
 ///
@@ -41,10 +48,12 @@ impl NodeBudgets {
         self.limit.saturating_sub(self.reserved[node])
     }
 
+    /// Takes credits out of a node's budget.
     fn reserve(&mut self, node: usize, credits: u32) {
         self.reserved[node] += credits;
     }
 
+    /// Returns credits to a node's budget.
     fn release(&mut self, node: usize, credits: u32) {
         self.reserved[node] = self.reserved[node].saturating_sub(credits);
     }
@@ -73,6 +82,7 @@ impl WaitingNodes {
         Self { queue: VecDeque::with_capacity(nodes), queued: vec![false; nodes], polls: 0 }
     }
 
+    /// Adds a node, unless it waits already.
     fn add(&mut self, node: usize) {
         if !std::mem::replace(&mut self.queued[node], true) {
             self.queue.push_back(node as u32);
@@ -110,6 +120,8 @@ pub(crate) struct FlowControl {
 }
 
 impl FlowControl {
+    /// Returns the flow control of a port without connections, whose receive ring has `slots`
+    /// slots.
     pub(crate) fn new(config: &Config, directory: &Directory, slots: u32) -> Self {
         let (nodes, vpids) = (directory.nodes(), directory.vpids());
 
@@ -133,9 +145,9 @@ impl FlowControl {
         directory: &Directory,
         kept: &KeptMessages,
     ) {
-        let known = &self.peers[index];
-        let is_connected = sender.is(known.incoming.sender);
-        if is_connected && known.incoming.has_grant() || !known.unresponsive.allows(sender) {
+        let peer = &self.peers[index];
+        let is_connected = sender.is(peer.incoming.sender);
+        if is_connected && peer.incoming.has_grant() || !peer.unresponsive.allows(sender) {
             return;
         }
 
@@ -174,14 +186,16 @@ impl FlowControl {
 
         let free = self.budgets.free(node);
         let peer = &mut self.peers[index];
-        let admitted = if peer.excluded { 0 } else { free };
-        let granted = admitted.min(peer.incoming.requested).min(self.window.max(1));
+        let available = if peer.excluded { 0 } else { free };
+        let granted = available.min(peer.incoming.requested).min(self.window.max(1));
 
+        // A sender that was refused too often gets no further answer until credits are free.
         if !peer.refusals.count_answer(granted == 0) {
             self.waiting.add(node);
             return;
         }
 
+        // The first credit return carries the whole grant.
         peer.due.refusal = granted == 0;
         (peer.incoming.granted, peer.incoming.unreturned) = (granted, granted);
         self.budgets.reserve(node, granted);
@@ -243,11 +257,11 @@ impl FlowControl {
     fn end_grant(&mut self, index: usize, directory: &Directory, kept_messages: &KeptMessages) {
         self.release_grant(index, directory);
 
-        let kept_messages = kept_messages.of_sender(directory.address_of(index));
+        let kept = kept_messages.of_sender(directory.address_of(index));
         let peer = &mut self.peers[index];
-        let more = kept_messages.saturating_sub(peer.kept_without_grant);
-        peer.kept_without_grant += more;
-        self.budgets.reserve(directory.node_of(index), more);
+        let newly_without_grant = kept.saturating_sub(peer.kept_without_grant);
+        peer.kept_without_grant += newly_without_grant;
+        self.budgets.reserve(directory.node_of(index), newly_without_grant);
     }
 
     /// Releases the credits granted to a peer.
@@ -324,7 +338,9 @@ impl FlowControl {
     }
 }
 
-/// Returns the credits that may be outstanding to all VPIDs of one node together.
+/// Returns the credits that may be outstanding to all VPIDs of one node together: half of the
+/// node's share of the slots, less the slots for control messages. The latter take up to half of
+/// that half.
 fn budget(slots: u32, nodes: u32, vpids: u32) -> u32 {
     let share = slots / nodes.max(1);
     let half = share / 2;
@@ -333,8 +349,9 @@ fn budget(slots: u32, nodes: u32, vpids: u32) -> u32 {
 
 /// Returns a number of slots that suits a network.
 pub(crate) fn suitable_slots(nodes: u32, vpids: u32) -> u32 {
-    let minimum = nodes.saturating_mul(vpids).saturating_mul(2 * (CONTROL_SLOTS + 4));
-    minimum.clamp(512, 1 << 16).next_power_of_two()
+    // Grants and control messages together have half of a share.
+    let minimum = nodes.saturating_mul(vpids).saturating_mul(2 * (CONTROL_SLOTS + SUITABLE_CREDITS));
+    minimum.clamp(LEAST_SUITABLE_SLOTS, MAX_SLOTS as u32).next_power_of_two()
 }
 
 #[cfg(test)]

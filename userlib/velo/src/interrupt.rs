@@ -26,6 +26,7 @@ pub(crate) struct ReceiveInterrupt {
 const PENDING_SLEEP: Duration = Duration::from_millis(1);
 
 impl ReceiveInterrupt {
+    /// Binds the interrupt. It stays disabled until [`ReceiveInterrupt::arm`].
     pub(crate) fn bind(device: &Device, config: &Config) -> Result<Self, Error> {
         let interrupt = device.interrupt(vector::VELO_RECEIVE.into())?;
         Ok(Self { interrupt, last_enable: None, poll_phase: config.poll_phase, longest_sleep: config.sleep })
@@ -46,7 +47,7 @@ impl ReceiveInterrupt {
     /// [`ReceiveInterrupt::sleep`] for the limit.
     pub(crate) fn arm(&mut self, path: &mut SendPath) -> Result<(), Error> {
         let last_enable = &mut self.last_enable;
-        path.with(|poster| {
+        path.with_poster_mut(|poster| {
             if last_enable.is_some_and(|position| !poster.has_passed(position)) {
                 return Ok(());
             }

@@ -7,6 +7,9 @@ use nicforge_hwi::extoll_velo::{self, MessageFields, header};
 /// Length of the longest message in bytes. All lengths are nonzero multiples of 8.
 pub const MAX_MESSAGE: usize = extoll_velo::MAX_MESSAGE;
 
+/// Length of the shortest message in bytes.
+pub(crate) const QUADWORD: usize = 8;
+
 /// Address of a process: a VPID of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address {
@@ -29,8 +32,9 @@ pub struct Message {
     pub from: Address,
     /// The tag.
     pub tag: u8,
+    /// Length in bytes.
     length: u8,
-    /// Bytes after `length` are of no message.
+    /// The data, and after the first `length` bytes the remains of earlier messages.
     pub(crate) data: [u8; MAX_MESSAGE],
 }
 
@@ -47,17 +51,17 @@ impl Message {
     pub const ROOM: Self =
         Self { from: Address { node: 0, vpid: 0 }, tag: 0, length: 0, data: [0; MAX_MESSAGE] };
 
-    /// Takes over the sender, tag and length of a slot's header, and returns the part of the buffer
-    /// for the data. Returns `None` for an empty slot.
+    /// Sets the sender, tag and length to those in a slot's header, and returns the part of the
+    /// buffer for the data. Returns `None` for an empty slot, and changes nothing then.
     #[inline]
-    pub(crate) fn head(&mut self, word: u64) -> Option<&mut [[u8; 8]]> {
+    pub(crate) fn set_header(&mut self, word: u64) -> Option<&mut [[u8; QUADWORD]]> {
         let MessageFields { node, vpid, tag, quadwords } = header::decode(word)?;
         (self.from, self.tag) = (Address { node, vpid }, tag);
 
         // Only the card writes headers, and only with 1 to 8 quadwords. The ring is still memory
         // that other software can write.
-        let quadwords = quadwords.min(MAX_MESSAGE / 8);
-        self.length = quadwords as u8 * 8;
+        let quadwords = quadwords.min(MAX_MESSAGE / QUADWORD);
+        self.length = (quadwords * QUADWORD) as u8;
         self.data.as_chunks_mut().0.get_mut(..quadwords)
     }
 
@@ -66,7 +70,7 @@ impl Message {
     pub(crate) fn of_header(word: u64) -> Option<Self> {
         let MessageFields { node, vpid, tag, quadwords } = header::decode(word)?;
         // As above: the length is bounded whatever the ring contains.
-        let length = (quadwords * 8).min(MAX_MESSAGE) as u8;
+        let length = (quadwords * QUADWORD).min(MAX_MESSAGE) as u8;
         Some(Self { from: Address { node, vpid }, tag, length, data: [0; MAX_MESSAGE] })
     }
 
@@ -74,8 +78,8 @@ impl Message {
     #[inline(always)]
     pub(crate) fn of_quadword(from: Address, tag: u8, quadword: u64) -> Self {
         let mut data = [0; MAX_MESSAGE];
-        data[..8].copy_from_slice(&quadword.to_ne_bytes());
-        Self { from, tag, length: 8, data }
+        data[..QUADWORD].copy_from_slice(&quadword.to_ne_bytes());
+        Self { from, tag, length: QUADWORD as u8, data }
     }
 
     /// Returns the data.
@@ -87,7 +91,7 @@ impl Message {
     /// Returns quadword `index` of the data, little-endian; 0 after its end.
     #[inline]
     pub fn quadword(&self, index: usize) -> u64 {
-        self.bytes().as_chunks::<8>().0.get(index).map_or(0, |bytes| u64::from_le_bytes(*bytes))
+        self.bytes().as_chunks::<QUADWORD>().0.get(index).map_or(0, |bytes| u64::from_le_bytes(*bytes))
     }
 
     /// Returns the length in bytes: 8 to 64.

@@ -8,12 +8,12 @@ use nicforge_hwi::extoll::error;
 use crate::{
     Address, Config, DeviceError, Error, Waiting,
     card::{MirrorPage, check_identity},
-    card_errors::CardErrors,
+    card_errors::{CardErrors, UnreportedErrors},
     directory::{Directory, TableEntry},
     flow::FlowControl,
     interrupt::ReceiveInterrupt,
     kept::KeptMessages,
-    receive::Recent,
+    receive::RecentHeader,
     ring::ReceiveRing,
     send_path::SendPath,
     tenant::{Endpoint, Tenant},
@@ -77,7 +77,7 @@ pub struct Port {
     pub(crate) ring: ReceiveRing,
     pub(crate) kept: KeptMessages,
     /// The last header that [`Port::poll`] has decoded.
-    pub(crate) recent: Recent,
+    pub(crate) recent: RecentHeader,
     pub(crate) flow: FlowControl,
     pub(crate) errors: CardErrors,
     /// The interrupt of a port that sleeps; `None` when it only polls.
@@ -106,6 +106,7 @@ impl Port {
         Self::open_with(device, Some(poster), config)
     }
 
+    /// Opens a port with a shared posted-write ring, or with a ring of its own.
     fn open_with(device: Device, shared: Option<SharedPoster>, config: Config) -> Result<Self, Error> {
         check_identity(&device)?;
         let (directory, address) = Directory::open(&device)?;
@@ -136,7 +137,7 @@ impl Port {
             path,
             ring,
             kept,
-            recent: Recent::NONE,
+            recent: RecentHeader::NONE,
             flow,
             errors,
             interrupt,
@@ -199,7 +200,7 @@ impl Port {
     /// carries out what is posted there in order with this port's messages.
     #[inline]
     pub fn with_poster<R>(&mut self, call: impl FnOnce(&mut Poster) -> R) -> R {
-        self.path.with(call)
+        self.path.with_poster_mut(call)
     }
 
     /// Reports errors that the card has found since the last report. Calls that send, and calls
@@ -212,20 +213,20 @@ impl Port {
         if self.errors.has_unreported() { self.report() } else { Ok(()) }
     }
 
-    /// Reports new errors of the card, except for those that are no fault of this port.
+    /// Reports the last of the new errors of the card, unless this port need not report it.
     #[cold]
     fn report(&mut self) -> Result<(), Error> {
         self.handle_dropped_control();
-        let (count, word) = self.errors.take_unreported();
+        let UnreportedErrors { count, last } = self.errors.take_unreported();
 
-        match word.error() {
-            // Otherwise the message was for an earlier tenant of an address that this port has
-            // connected to again since, or it answered a peer that went away meanwhile.
+        match last.error() {
             DeviceError::NoReceiver { to } if self.has_lost(to) => Err(Error::PeerGone { address: to }),
+            // The dropped message was for an earlier tenant of an address that this port has
+            // connected to again since, or it answered a peer that went away meanwhile.
             DeviceError::NoReceiver { .. } => Ok(()),
             // A peer that only sends to this port, and reads no credits, is no error of this port.
             DeviceError::Watchdog { to }
-                if self.flow.enabled && word.dropped_control().is_some() && !self.is_connected_to(to) =>
+                if self.flow.enabled && last.dropped_control().is_some() && !self.is_connected_to(to) =>
             {
                 Ok(())
             }
@@ -267,8 +268,8 @@ impl Port {
     /// Returns the reason why the port receives nothing any more.
     #[cold]
     pub(crate) fn end_reason(&self) -> Error {
-        let (count, word) = self.errors.unreported();
-        let error = word.error();
+        let UnreportedErrors { count, last } = self.errors.unreported();
+        let error = last.error();
 
         match self.ring.is_enabled() {
             Err(error) => error,

@@ -5,7 +5,11 @@ use std::sync::atomic::{Ordering, fence};
 use nicforge_driver::{Cancel, Deadline};
 
 use crate::{
-    Address, CONTROL_TAG, Error, Filter, Message, Port, ring::ReceiveRing, tenant::Tenant, wait::Waiter,
+    Address, CONTROL_TAG, Error, Filter, Message, Port,
+    message::QUADWORD,
+    ring::{ReceiveRing, SlotStart},
+    tenant::Tenant,
+    wait::Waiter,
 };
 
 /// Number of messages that one call may still take out of the ring.
@@ -15,6 +19,7 @@ use crate::{
 struct TakeBudget(u64);
 
 impl TakeBudget {
+    /// Returns the budget of a call that takes messages out of `ring`.
     fn of(ring: &ReceiveRing) -> Self {
         Self(ring.slots())
     }
@@ -27,9 +32,10 @@ impl TakeBudget {
     }
 }
 
-/// The header of a message of one quadword that was for the application, decoded.
+/// The header of a message of one quadword for the application, encoded and decoded. Messages of
+/// the same sender, tag and length have the same header.
 #[derive(Clone, Copy)]
-pub(crate) struct Recent {
+pub(crate) struct RecentHeader {
     header: u64,
     from: Address,
     tag: u8,
@@ -37,7 +43,7 @@ pub(crate) struct Recent {
     index: u32,
 }
 
-impl Recent {
+impl RecentHeader {
     /// The value before the first message. Its header is neither valid nor that of an empty slot.
     pub(crate) const NONE: Self =
         Self { header: 1, from: Address { node: 0, vpid: 0 }, tag: 0, index: u32::MAX };
@@ -51,37 +57,37 @@ impl Port {
     // Inlined, the message is built where the caller wants it, without a copy.
     #[inline(always)]
     pub fn poll(&mut self) -> Result<Option<Message>, Error> {
-        let (header, quadword) = self.ring.load_short();
+        let SlotStart { header, quadword } = self.ring.load_start();
         if !self.kept.is_empty() {
-            return self.poll_later();
+            return self.poll_other_cases();
         }
 
         // The shortest message is the most frequent one, and often of the last sender. This
         // function handles all of it.
-        if header != self.recent.header && !self.recognize(header) {
-            return self.poll_later();
+        if header != self.recent.header && !self.set_recent(header) {
+            return self.poll_other_cases();
         }
         self.ring.free();
 
-        let Recent { from, tag, index, .. } = self.recent;
-        if self.account_received_of(index as usize, from) {
+        let RecentHeader { from, tag, index, .. } = self.recent;
+        if self.account_received_at(index as usize, from) {
             Ok(Some(Message::of_quadword(from, tag, quadword)))
         } else {
-            self.poll_later()
+            self.poll_other_cases()
         }
     }
 
     /// Returns whether a header is that of a message of one quadword for the application. If so,
     /// the header is the recent one from now on.
     #[inline(never)]
-    fn recognize(&mut self, header: u64) -> bool {
+    fn set_recent(&mut self, header: u64) -> bool {
         let Some(found) = Message::of_header(header) else { return false };
         let Some(index) = self.directory.index(found.from) else { return false };
-        if found.len() != 8 || self.is_control(&found) {
+        if found.len() != QUADWORD || self.is_control(&found) {
             return false;
         }
 
-        self.recent = Recent { header, from: found.from, tag: found.tag, index: index as u32 };
+        self.recent = RecentHeader { header, from: found.from, tag: found.tag, index: index as u32 };
         true
     }
 
@@ -94,25 +100,25 @@ impl Port {
     pub fn poll_into(&mut self, message: &mut Message) -> Result<bool, Error> {
         let header = self.ring.load_header();
         if !self.kept.is_empty() {
-            return self.poll_into_later(message);
+            return self.poll_into_other_cases(message);
         }
 
-        match message.head(header) {
+        match message.set_header(header) {
             Some(data) => self.ring.load_data(data),
-            None => return self.poll_into_later(message),
+            None => return self.poll_into_other_cases(message),
         }
         if self.is_control(message) {
-            return self.poll_into_later(message);
+            return self.poll_into_other_cases(message);
         }
 
         self.ring.free();
-        if self.account_received(message.from) { Ok(true) } else { self.poll_into_later(message) }
+        if self.account_received(message.from) { Ok(true) } else { self.poll_into_other_cases(message) }
     }
 
     /// Handles the cases that [`Port::poll_into`] leaves out.
     #[inline(never)]
-    fn poll_into_later(&mut self, message: &mut Message) -> Result<bool, Error> {
-        let next = self.poll_later()?;
+    fn poll_into_other_cases(&mut self, message: &mut Message) -> Result<bool, Error> {
+        let next = self.poll_other_cases()?;
         if let Some(next) = next {
             *message = next;
         }
@@ -122,14 +128,14 @@ impl Port {
     /// Handles the cases that [`Port::poll`] leaves out: kept messages, control messages and all
     /// lengths.
     #[inline(never)]
-    fn poll_later(&mut self) -> Result<Option<Message>, Error> {
+    fn poll_other_cases(&mut self) -> Result<Option<Message>, Error> {
         match self.take_kept(0) {
             Some(message) => Ok(Some(message)),
             None => self.next_counted(),
         }
     }
 
-    /// Takes the next message for this port out of the ring.
+    /// Takes the next message for this port out of the ring, and counts it as received.
     fn next_counted(&mut self) -> Result<Option<Message>, Error> {
         let mut budget = TakeBudget::of(&self.ring);
         while let Some(message) = self.next(&mut budget)? {
@@ -179,7 +185,7 @@ impl Port {
         }
     }
 
-    /// Takes a kept message, and accounts for its credit.
+    /// Takes the kept message at a position, and accounts for its credit.
     fn take_kept(&mut self, at: usize) -> Option<Message> {
         let message = self.kept.remove(at);
         if let Some(message) = &message {
@@ -204,12 +210,12 @@ impl Port {
     ) -> Result<Message, Error> {
         match self.poll_for(filter)? {
             Some(message) => Ok(message),
-            None => self.recv_later(filter, deadline, cancel),
+            None => self.wait_for_message(filter, deadline, cancel),
         }
     }
 
     /// Waits for a message that [`Port::poll_for`] did not find at once.
-    fn recv_later(
+    fn wait_for_message(
         &mut self,
         filter: Filter,
         deadline: Deadline,

@@ -24,7 +24,18 @@ use crate::{
 const _: () = assert!(SLOT_HEADER == 0 && SLOT_DATA == 8);
 
 /// Time that the card may take to enable a ring.
-const OPENING: Duration = Duration::from_secs(5);
+const ENABLE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of taken messages of which the card is not yet informed.
+const MAX_BATCH: u32 = 64;
+/// The card is informed whenever this fraction of a node's share of the slots was taken: an eighth.
+const BATCHES_PER_SHARE: u32 = 8;
+
+/// The beginning of a slot: its header, and the first quadword of its message.
+pub(crate) struct SlotStart {
+    /// 0 for an empty slot.
+    pub(crate) header: u64,
+    pub(crate) quadword: u64,
+}
 
 /// The ring into which the card writes messages, and how far this port has read it.
 ///
@@ -59,7 +70,7 @@ impl ReceiveRing {
             slots: Records::new(window)?,
             taken: 0,
             unreported: 0,
-            batch: (slots / directory.nodes() / 8).clamp(1, 64),
+            batch: (slots / directory.nodes() / BATCHES_PER_SHARE).clamp(1, MAX_BATCH),
             read_pointer: pointers.u64(0)?,
             doorbell: device.doorbell(),
             memory,
@@ -74,7 +85,7 @@ impl ReceiveRing {
         directory: &Directory,
         own_address: Address,
     ) -> Result<Tenant, Error> {
-        let deadline = Deadline::after(OPENING);
+        let deadline = Deadline::after(ENABLE_TIMEOUT);
         let operation = "the receive ring's entry in the directory";
 
         // An earlier port of this process may have left the ring enabled.
@@ -122,11 +133,11 @@ impl ReceiveRing {
         self.slots.header(self.taken)
     }
 
-    /// Loads the header of the next message's slot, and the first quadword of its message, if it
-    /// has one.
+    /// Loads the beginning of the next message's slot.
     #[inline]
-    pub(crate) fn load_short(&self) -> (u64, u64) {
-        self.slots.header_and_word(self.taken)
+    pub(crate) fn load_start(&self) -> SlotStart {
+        let (header, quadword) = self.slots.header_and_word(self.taken);
+        SlotStart { header, quadword }
     }
 
     /// Loads the data of the next message, and no more of the slot.
@@ -190,7 +201,10 @@ fn least_slots(nodes: u32) -> u32 {
     nodes.next_power_of_two().max(MIN_SLOTS as u32)
 }
 
-/// Returns the number of slots for a configuration, if the network allows it.
+/// Returns the number of slots that a configuration asks for, or else one that suits the network.
+///
+/// # Errors
+/// [`Error::BadRing`] if the network does not allow it.
 fn slots(config: &Config, directory: &Directory) -> Result<u32, Error> {
     let (nodes, vpids) = (directory.nodes(), directory.vpids());
     let minimum = least_slots(nodes);

@@ -3,7 +3,7 @@
 use nicforge_driver::{Cancel, Deadline};
 use nicforge_hwi::extoll_velo::{TAGS, address};
 
-use crate::{CONTROL_TAG, Error, MAX_MESSAGE, PeerLink, Port, wait::Waiter};
+use crate::{CONTROL_TAG, Error, MAX_MESSAGE, PeerLink, Port, message::QUADWORD, wait::Waiter};
 
 impl Port {
     /// Sends a message of 8 to 64 bytes, a multiple of 8, without waiting.
@@ -23,7 +23,8 @@ impl Port {
     #[inline(always)]
     pub fn send_nb(&mut self, link: PeerLink, tag: u8, data: &[u8]) -> Result<(), Error> {
         let length = data.len();
-        if length.wrapping_sub(8) > MAX_MESSAGE - 8 || !length.is_multiple_of(8) {
+        // One comparison checks both ends of the range: a length below 8 wraps to a large number.
+        if length.wrapping_sub(QUADWORD) > MAX_MESSAGE - QUADWORD || !length.is_multiple_of(QUADWORD) {
             return Err(Error::BadLength { length });
         }
 
@@ -46,7 +47,8 @@ impl Port {
             return self.without_credit(link);
         }
 
-        let offset = u64::from(link.target) | address::encode(0, 0, tag, length / 8);
+        // `link.target` has the peer's node and VPID, and bits of tag and length that are all 0.
+        let offset = u64::from(link.target) | address::encode(0, 0, tag, length / QUADWORD);
         self.path.post(offset, data)?;
 
         peer.outgoing.credits = peer.outgoing.credits.wrapping_sub(1);
@@ -83,14 +85,14 @@ impl Port {
         cancel: Option<&Cancel>,
     ) -> Result<(), Error> {
         match self.send_nb(link, tag, data) {
-            Err(Error::WouldBlock) => self.send_later(link, tag, data, deadline, cancel),
+            Err(Error::WouldBlock) => self.wait_and_send(link, tag, data, deadline, cancel),
             result => result,
         }
     }
 
     /// Sends a message that [`Port::send_nb`] could not send at once.
     #[cold]
-    fn send_later(
+    fn wait_and_send(
         &mut self,
         link: PeerLink,
         tag: u8,

@@ -22,7 +22,7 @@ use crate::{
 /// Number of attempts after which a message counts as undeliverable.
 const MAX_TRIES: u64 = 64;
 
-/// A poster of a port.
+/// Access to a device's posted writes.
 enum PortPoster {
     /// The port's own.
     Own(Poster),
@@ -31,14 +31,16 @@ enum PortPoster {
 }
 
 impl PortPoster {
+    /// Calls `call` with the poster.
     #[inline(always)]
-    fn with<R>(&mut self, call: impl FnOnce(&mut Poster) -> R) -> R {
+    fn with_poster_mut<R>(&mut self, call: impl FnOnce(&mut Poster) -> R) -> R {
         match self {
             Self::Own(poster) => call(poster),
             Self::Shared(poster) => poster.with(call),
         }
     }
 
+    /// As [`Self::with_poster_mut`], for a call that changes nothing.
     fn with_poster<R>(&self, call: impl FnOnce(&Poster) -> R) -> R {
         match self {
             Self::Own(poster) => call(poster),
@@ -102,14 +104,15 @@ impl SendPath {
 
     /// Calls `call` with the poster.
     #[inline(always)]
-    pub(crate) fn with<R>(&mut self, call: impl FnOnce(&mut Poster) -> R) -> R {
+    pub(crate) fn with_poster_mut<R>(&mut self, call: impl FnOnce(&mut Poster) -> R) -> R {
         match &mut self.method {
             SendMethod::Ring(poster) => call(poster),
             SendMethod::SharedRing(poster) => poster.with(call),
-            SendMethod::Stores(stores) => stores.poster.with(call),
+            SendMethod::Stores(stores) => stores.poster.with_poster_mut(call),
         }
     }
 
+    /// As [`Self::with_poster_mut`], for a call that changes nothing.
     fn with_poster<R>(&self, call: impl FnOnce(&Poster) -> R) -> R {
         match &self.method {
             SendMethod::Ring(poster) => call(poster),
@@ -152,7 +155,8 @@ impl SendPath {
         if posted == QuickPost::Posted { Ok(()) } else { self.post_otherwise(posted, offset, data) }
     }
 
-    /// As [`SendPath::post`], for a message that was not posted quickly, or whose engine sleeps.
+    /// As [`SendPath::post`], for a message that was not posted quickly, or that was posted while
+    /// the engine sleeps, with `posted` as the result.
     #[inline(never)]
     fn post_otherwise(&mut self, posted: QuickPost, offset: u64, data: &[u8]) -> Result<(), Error> {
         let posted = match (&mut self.method, posted) {
@@ -195,7 +199,7 @@ impl Stores {
         };
 
         for torn in 0..MAX_TRIES {
-            self.poster.with(|poster| poster.try_post(BAR_VELO, offset, data))?;
+            self.poster.with_poster_mut(|poster| poster.try_post(BAR_VELO, offset, data))?;
 
             let accepted = self.count_accepted()?;
             if accepted != before {

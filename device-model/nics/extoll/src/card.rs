@@ -12,6 +12,7 @@ use nicforge_kit::RegisterValue;
 use crate::{
     attachment::{Attachments, Set, Windows},
     atu::{self, Atu},
+    command_budget::CommandBudget,
     config::{CardConfig, ConfigError},
     directory::Directory,
     registers::{AdminRegister, InterruptRegister, NotWritable, Register},
@@ -19,7 +20,6 @@ use crate::{
     switch::Switch,
     unit::{SharedParts, UnitContext},
     velo::Velo,
-    work::Work,
 };
 
 /// An EXTOLL card; the crate's documentation describes it.
@@ -28,7 +28,7 @@ pub struct Card {
     pub(crate) velo: Velo,
     pub(crate) rma: Rma,
     /// The VPID whose errors the admin reads.
-    selected: u64,
+    selected_vpid: u64,
     /// Attachments with a client. The machine resets an attachment after its client has detached;
     /// that reset must not open the client's windows again.
     pub(crate) clients: Set,
@@ -50,11 +50,11 @@ impl Card {
             directory: Directory::new(config.nodes, config.vpids),
             attachments: Attachments::new(config.vpids),
             atu: Atu::new(config.vpids),
-            work: Work::default(),
+            command_budget: CommandBudget::default(),
             config,
         };
 
-        Ok(Self { parts, velo, rma, selected: 0, clients: Set::default() })
+        Ok(Self { parts, velo, rma, selected_vpid: 0, clients: Set::default() })
     }
 
     /// Returns the admin's attachment.
@@ -84,16 +84,17 @@ impl Card {
             None => (None, None, None),
         };
 
-        self.parts.work.remove(attachment.0);
+        self.parts.command_budget.remove(attachment.0);
         self.velo.power_on(attachment, velo_read_pointer);
         self.parts.atu.power_on(attachment);
         self.rma.power_on(attachment, rma_read_pointer);
         self.parts.attachments.power_on(&self.parts.config, attachment, mirror);
     }
 
-    /// Ends the access to a client that has left.
+    /// Handles the departure of a client: withdraws its waiting command, disables its rings,
+    /// deregisters its regions, and drops its windows.
     pub(crate) fn detach(&mut self, attachment: AttachmentId) {
-        self.parts.work.remove(attachment.0);
+        self.parts.command_budget.remove(attachment.0);
         self.velo.detach(attachment);
         self.parts.atu.power_on(attachment);
         self.rma.power_on(attachment, None);
@@ -104,7 +105,7 @@ impl Card {
     /// selected VPID and the watchdogs' limits. Asks all nodes to announce their enabled rings.
     pub(crate) fn reset_shared_state(&mut self, context: &mut Context<'_>) {
         self.parts.directory.clear();
-        self.selected = 0;
+        self.selected_vpid = 0;
 
         let (watchdog, rma_watchdog) = (self.parts.config.watchdog, self.parts.config.rma_watchdog);
         let (velo, rma, mut unit) = self.units(context);
@@ -138,7 +139,7 @@ impl Card {
         from: AttachmentId,
         register: Register,
     ) -> Option<u64> {
-        let selected = self.selected;
+        let selected_vpid = self.selected_vpid;
         let (velo, rma, mut unit) = self.units(context);
 
         match register {
@@ -149,11 +150,12 @@ impl Card {
             Register::Interrupt(InterruptRegister::Enable) => {
                 Some(unit.parts.attachments.interrupts_enabled(from))
             }
-            Register::Admin(AdminRegister::SelectVpid) => Some(selected),
+            Register::Admin(AdminRegister::SelectVpid) => Some(selected_vpid),
             Register::Admin(AdminRegister::SelectedErrors) => {
-                Some(unit.parts.attachments.errors_of(selected))
+                Some(unit.parts.attachments.errors_of(selected_vpid))
             }
             Register::Network(register) => Some(register.read(&mut unit)),
+            // Set, clear and reset registers are only written.
             Register::Interrupt(_) | Register::Admin(_) => None,
         }
     }
@@ -197,7 +199,7 @@ impl Card {
             Register::Rma(register) => rma.write_register(&mut unit, from, register, value)?,
             Register::Atu(register) => atu::write_register(&mut unit, from, register, value)?,
             Register::Interrupt(register) => self.set_interrupts(context, from, register, value),
-            Register::Admin(AdminRegister::SelectVpid) => self.selected = value,
+            Register::Admin(AdminRegister::SelectVpid) => self.selected_vpid = value,
             Register::Admin(AdminRegister::ResetVpid) => self.reset_vpid(context, value)?,
             Register::Admin(AdminRegister::SelectedErrors) | Register::Identity | Register::Network(_) => {
                 return Err(NotWritable);
@@ -247,7 +249,7 @@ impl Card {
         // A reset deregisters all regions of the VPID. It is charged like the deregistrations, so
         // that an admin that posts many resets stays within the card's budget for expensive
         // commands.
-        self.parts.work.spend(self.parts.atu.cost_of_deregistering_all(attachment));
+        self.parts.command_budget.spend(self.parts.atu.cost_of_deregistering_all(attachment));
         self.reset_attachment(context, attachment);
         Ok(())
     }

@@ -7,14 +7,16 @@ use nicforge_hwi::extoll::{DEFAULT_VPIDS, LINKS, MAX_NODES, MAX_VPIDS, reg};
 use nicforge_kit::Clock;
 use thiserror::Error;
 
-use crate::{topology::Route, wire::LANES};
+use crate::{packet::LANES, topology::Route};
 
 /// Maximum number of bytes of data that an RMA packet carries on any card.
 pub const MAX_RMA_MTU: u32 = 64 << 10;
+/// Minimum of the number of bytes of data that an RMA packet can carry.
+pub(crate) const MIN_RMA_MTU: u32 = 64;
 /// Bytes of data of an RMA packet of the R1 prototype.
 ///
 /// It is calibrated: with 80 bytes of header and framing, 256 of each 336 bytes are data. A link of
-/// 624 MB/s thus moves 475 MB/s. The paper reports a peak of 480 MB/s (section V.A).
+/// 624 MB/s thus moves 475 MB/s. The EXTOLL paper reports a peak of 480 MB/s (section V.A).
 pub const R1_RMA_MTU: u32 = 256;
 
 /// Configuration of a card.
@@ -75,7 +77,7 @@ impl CardConfig {
         if vpids == 0 || vpids > MAX_VPIDS {
             return Err(ConfigError::Vpids { vpids });
         }
-        if !(64..=MAX_RMA_MTU).contains(&rma_mtu) || !rma_mtu.is_multiple_of(8) {
+        if !(MIN_RMA_MTU..=MAX_RMA_MTU).contains(&rma_mtu) || !rma_mtu.is_multiple_of(8) {
             return Err(ConfigError::RmaMtu { bytes: rma_mtu });
         }
         if routes.len() != nodes as usize {

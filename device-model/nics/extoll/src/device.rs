@@ -17,16 +17,19 @@ use nicforge_hwi::{
 
 use crate::{
     card::Card,
+    command_budget,
     directory::Directory,
+    packet::{PacketKind, TrafficClass},
     rma::Rma,
     unit::UnitContext,
     velo::Velo,
-    wire::{Class, Kind},
-    work,
 };
 
-/// Messages taken from one source before other sources are served.
-const RUN: u32 = 32;
+/// Maximum number of packets with messages that are taken from one input before other inputs are
+/// served.
+const MESSAGE_ROW: u32 = 32;
+/// BAR of the register file.
+const BAR_REGISTERS: u8 = 0;
 
 impl Card {
     /// Returns whether a step can do anything: whether the switch has packets, or a unit has work.
@@ -38,10 +41,10 @@ impl Card {
             || self.velo.has_work()
     }
 
-    /// Does the work of a step. It is apart from the step, because most steps of an idle card find
-    /// none. Returns the amount of work done.
+    /// Carries out a step of a card that has work. This is not a part of [`Device::step`], because
+    /// most steps of an idle card find no work. Returns the amount of work done.
     #[inline(never)]
-    fn work(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
+    fn step_units(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
         let (velo, rma, mut unit) = self.units(context);
         let unit = &mut unit;
         velo.request_announcements(unit);
@@ -49,7 +52,7 @@ impl Card {
         let mut moved = rma.serve_side_queues(unit, budget);
         if !unit.parts.switch.is_idle(&unit.context.ports()) {
             moved += unit.parts.switch.step(&mut unit.context.ports(), budget);
-            for class in Class::ALL {
+            for class in TrafficClass::ALL {
                 moved += take_arrivals(velo, rma, unit, class, budget);
             }
         }
@@ -67,37 +70,38 @@ impl Card {
     }
 }
 
-/// Takes about `budget` packets of a class that are for this card. Returns the number taken.
+/// Hands about `budget` packets of a class that are for this card to VELO and RMA. Returns the work
+/// done: the number of messages and control packets, and the costs of RMA packets.
 #[inline(always)]
 fn take_arrivals(
     velo: &mut Velo,
     rma: &mut Rma,
     unit: &mut UnitContext<'_, '_>,
-    class: Class,
+    class: TrafficClass,
     budget: u32,
 ) -> u32 {
     let mut count = 0;
-    // Inputs whose first packet must stay, one bit for each input.
-    let mut waiting = 0;
+    // Inputs whose first packet must stay where it is, one bit for each input.
+    let mut blocked = 0;
 
     while count < budget
-        && let Some(arrival) = unit.parts.switch.next_arrival(&unit.context.ports(), class, waiting)
+        && let Some(arrival) = unit.parts.switch.next_arrival(&unit.context.ports(), class, blocked)
     {
-        if arrival.wire.kind.is_rma() {
+        if arrival.header.kind.is_rma() {
             match rma.take_arrival(unit, arrival) {
                 Some(cost) => count += cost,
-                None => waiting |= 1 << arrival.source(),
+                None => blocked |= 1 << arrival.source(),
             }
-        } else if arrival.wire.kind == Kind::Velo {
-            match velo.receive(unit, arrival, RUN.min(budget - count)) {
-                0 => waiting |= 1 << arrival.source(),
-                run => count += run,
+        } else if arrival.header.kind == PacketKind::Velo {
+            match velo.receive(unit, arrival, MESSAGE_ROW.min(budget - count)) {
+                0 => blocked |= 1 << arrival.source(),
+                messages => count += messages,
             }
         } else {
             let Some(packet) = unit.parts.switch.take_packet(&mut unit.context.ports(), arrival) else {
                 break;
             };
-            velo.handle_control(unit, arrival.wire, packet.bytes());
+            velo.handle_control(unit, arrival.header, packet.bytes());
             unit.context.ports().recycle(packet);
             count += 1;
         }
@@ -113,6 +117,7 @@ impl Device for Card {
             device: pci::DEVICE_EXTOLL,
             subsystem_vendor: pci::VENDOR_EXTOLL,
             subsystem: pci::DEVICE_EXTOLL,
+            // PCI: a network controller of another kind than those that have a class of their own.
             class: 0x02_80_00,
             revision: 1,
         };
@@ -149,7 +154,7 @@ impl Device for Card {
 
     fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
         if self.clients.is_empty() {
-            self.parts.directory.show_in(context.memory(attachment, BAR_DIRECTORY));
+            self.parts.directory.set_client_memory(context.memory(attachment, BAR_DIRECTORY));
         }
 
         self.clients.add(attachment);
@@ -163,7 +168,7 @@ impl Device for Card {
         self.detach(attachment);
         self.clients.remove(attachment);
         if self.clients.is_empty() {
-            self.parts.directory.show_in(None);
+            self.parts.directory.set_client_memory(None);
         }
     }
 
@@ -175,19 +180,22 @@ impl Device for Card {
                     self.reset_attachment(context, attachment);
                 }
                 self.reset_shared_state(context);
-                let mirror = self
+                // The machine leaves it to the device to clear memory that all clients share. This
+                // writes every generation anew.
+                let memory = self
                     .parts
                     .attachments
                     .ids()
                     .find_map(|attachment| context.memory(attachment, BAR_DIRECTORY));
-                self.parts.directory.show_in(mirror);
+                self.parts.directory.set_client_memory(memory);
             }
         }
+        // The next step sends the announcements, and requests for them, that follow from the reset.
         context.wake_at(Nanos::ZERO);
     }
 
     fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
-        if at.bar == 0 {
+        if at.bar == BAR_REGISTERS {
             self.read_register(context, from, at.offset, data);
         }
     }
@@ -198,12 +206,16 @@ impl Device for Card {
                 let (velo, _, mut unit) = self.units(context);
                 velo.send(&mut unit, from, at.offset, data)
             }
-            0 if at.offset == reg::RMA_COMMAND => {
+            BAR_REGISTERS if at.offset == reg::RMA_COMMAND => {
                 let (_, rma, mut unit) = self.units(context);
-                rma.command(&mut unit, from, data)
+                rma.write_command(&mut unit, from, data)
             }
-            0 if work::is_expensive(at.offset) && !self.parts.work.admit(from.0) => Write::Stalled,
-            0 => {
+            BAR_REGISTERS
+                if command_budget::is_expensive(at.offset) && !self.parts.command_budget.admit(from.0) =>
+            {
+                Write::Stalled
+            }
+            BAR_REGISTERS => {
                 self.write_register(context, from, at.offset, data);
                 Write::Accepted
             }
@@ -214,6 +226,7 @@ impl Device for Card {
     fn drain(&mut self, context: &mut Context<'_>, from: AttachmentId, posted: &mut Posted<'_>) -> Write {
         while let Some((at, data)) = posted.next(context) {
             if at.bar == BAR_VELO {
+                // This also sends the messages behind the first one, and removes their records.
                 let (velo, _, mut unit) = self.units(context);
                 if velo.send_front(&mut unit, from, at.offset, posted) == Write::Stalled {
                     return Write::Stalled;
@@ -241,10 +254,10 @@ impl Device for Card {
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
         // The posted-write rings were drained before this step, so the pass of commands ends here.
-        let waited_for = self.parts.work.end_pass();
+        let has_waiting_commands = self.parts.command_budget.end_pass();
 
-        let moved = if self.has_work(context) { self.work(context, budget) } else { 0 };
-        if moved > 0 || waited_for { Progress::Busy } else { Progress::Idle }
+        let moved = if self.has_work(context) { self.step_units(context, budget) } else { 0 };
+        if moved > 0 || has_waiting_commands { Progress::Busy } else { Progress::Idle }
     }
 
     fn counters(&self) -> Vec<Counter> {
@@ -264,7 +277,7 @@ impl Device for Card {
             Counter { name: "rma_bytes_written", value: rma.bytes },
             Counter { name: "atu_entries", value: self.parts.atu.entries() },
             Counter { name: "atu_refused", value: self.parts.atu.refused() },
-            Counter { name: "command_visits", value: self.parts.work.visits() },
+            Counter { name: "command_visits", value: self.parts.command_budget.visits() },
             Counter { name: "watchdogs", value: velo.given_up },
             Counter { name: "forwarded", value: self.parts.switch.forwarded() },
             Counter { name: "errors", value: self.parts.attachments.errors() },

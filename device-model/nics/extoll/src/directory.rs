@@ -50,17 +50,17 @@ impl Directory {
     /// Returns a VPID's entry, if the VPID exists and its node has announced a ring.
     #[inline]
     pub(crate) fn entry(&mut self, node: u32, vpid: u16) -> Option<&mut Entry> {
-        self.of_node(node)?.get_mut(usize::from(vpid))
+        self.entries_of_node(node)?.get_mut(usize::from(vpid))
     }
 
     /// Returns the entries of a node's VPIDs, if the node has announced a ring.
     #[inline]
-    pub(crate) fn of_node(&mut self, node: u32) -> Option<&mut [Entry]> {
+    pub(crate) fn entries_of_node(&mut self, node: u32) -> Option<&mut [Entry]> {
         self.entries.get_mut(node as usize)?.as_deref_mut()
     }
 
     /// Allocates the entries of a node, unless it has some.
-    fn open(&mut self, node: u32) {
+    fn allocate_entries(&mut self, node: u32) {
         if self.entries.is_empty() {
             self.entries.resize_with(self.nodes as usize, || None);
         }
@@ -70,11 +70,12 @@ impl Directory {
         }
     }
 
-    /// Records that a VPID's ring was enabled, with credit, or disabled. A generation that is known
-    /// already changes nothing, because part of its credit has been used.
+    /// Records that a VPID's ring was enabled, with credit, or disabled. An announcement of a
+    /// generation that is known already is ignored, because part of its credit has been used.
     pub(crate) fn update(&mut self, node: u32, vpid: u16, entry: Entry) {
+        // A node without entries counts as down already.
         if entry != Entry::default() {
-            self.open(node);
+            self.allocate_entries(node);
         }
 
         if let Some(known) = self.entry(node, vpid).filter(|known| known.generation != entry.generation) {
@@ -100,9 +101,9 @@ impl Directory {
         }
     }
 
-    /// Writes all generations to this memory, and changes of them from now on. `None` stands for no
-    /// memory, while there are no clients.
-    pub(crate) fn show_in(&mut self, memory: Option<SharedMemory>) {
+    /// Sets the memory in which clients read the generations, and writes all of them to it. `None`
+    /// is for a card without clients.
+    pub(crate) fn set_client_memory(&mut self, memory: Option<SharedMemory>) {
         let bytes = Self::bytes(self.nodes);
         self.client_memory = memory.and_then(|memory| memory.window(0, bytes).ok());
 

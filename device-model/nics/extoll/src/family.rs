@@ -33,7 +33,7 @@ use nicforge_hwi::{
 use nicforge_kit::Clock;
 use serde::Deserialize;
 
-use crate::{Card, MAX_RMA_MTU, R1_RMA_MTU, Topology, TopologyError, wire};
+use crate::{Card, MAX_RMA_MTU, R1_RMA_MTU, Topology, TopologyError, config::MIN_RMA_MTU, packet};
 
 /// Packets of buffer at the receiving end of each virtual channel of a link, unless the file says
 /// otherwise.
@@ -42,7 +42,7 @@ const CREDITS: u32 = 64;
 const MAX_WATCHDOG: u64 = 60_000;
 /// The highest frequency of a core in MHz.
 const MAX_CLOCK: u32 = 10_000;
-/// Bits that a link carries in a cycle of the core's clock (the paper's section V).
+/// Bits that a link carries in a cycle of the core's clock (the EXTOLL paper's section V).
 const BITS_A_CYCLE: u64 = 32;
 /// Maximum number of cycles that a packet takes to the next card.
 const MAX_HOP_CYCLES: u32 = 1 << 20;
@@ -105,7 +105,8 @@ struct NetworkValues {
 }
 
 impl Network {
-    /// Returns the network's topology, if exactly one shape is given.
+    /// Returns the topology of the network's shape, or the error of an impossible one. Returns
+    /// `None` unless exactly one shape is given.
     fn topology(&self) -> Option<Result<Topology, TopologyError>> {
         match (&self.torus, &self.hypercube, &self.mesh) {
             (Some(torus), None, None) => Some(Topology::torus(torus.get_ref())),
@@ -125,7 +126,7 @@ impl Network {
             Some(bytes) if !bytes.get_ref().is_multiple_of(8) => {
                 return Err(refuse_value("rma_mtu", bytes, "a multiple of 8, 64 to 65536"));
             }
-            Some(bytes) => check_range("rma_mtu", bytes, 64, MAX_RMA_MTU)?,
+            Some(bytes) => check_range("rma_mtu", bytes, MIN_RMA_MTU, MAX_RMA_MTU)?,
             None if link.bits_per_second == 0 => MAX_RMA_MTU,
             None => R1_RMA_MTU,
         };
@@ -150,7 +151,7 @@ impl Network {
         let hop_cycles = range_or("hop_cycles", self.hop_cycles.as_ref(), (0, MAX_HOP_CYCLES), 0)?;
 
         let clock = Clock::of_mhz(mhz);
-        let mut link = LinkSpec::new(wire::CHANNELS, CREDITS, MAX_MESSAGE);
+        let mut link = LinkSpec::new(packet::CHANNELS, CREDITS, MAX_MESSAGE);
         link.bits_per_second = u64::from(mhz) * 1_000_000 * BITS_A_CYCLE;
         let mut link = self.link.with_defaults(link)?;
         link.delay += clock.nanoseconds(hop_cycles);
@@ -185,6 +186,7 @@ impl Family for Networks {
     }
 
     fn plan(&self, sections: Vec<Section<'_>>, plan: &mut Plan) -> Result<(), SectionError> {
+        // The number of cards in the networks so far.
         let mut cards = 0;
         for section in &sections {
             let network: Network = section.parse()?;

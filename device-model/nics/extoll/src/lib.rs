@@ -5,11 +5,13 @@ mod arrival;
 mod attachment;
 mod atu;
 pub mod card;
+mod command_budget;
 pub mod config;
 mod device;
 mod directory;
 pub mod family;
 mod mirror;
+pub mod packet;
 mod per_client;
 mod registers;
 mod ring_registers;
@@ -19,8 +21,6 @@ pub mod switch;
 pub mod topology;
 mod unit;
 mod velo;
-pub mod wire;
-mod work;
 
 pub use self::{
     card::Card,

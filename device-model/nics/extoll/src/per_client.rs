@@ -33,12 +33,12 @@ impl<T: Default> PerClient<T> {
         self.0.get_mut(usize::from(id.0))?.as_deref_mut()
     }
 
-    /// Returns the states that there are.
+    /// Returns the states of the attachments that have or had a client.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.0.iter().filter_map(Option::as_deref)
     }
 
-    /// Returns the states that there are, with their attachments.
+    /// Returns the attachments that have or had a client, with their states.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (AttachmentId, &mut T)> {
         // The number of attachments fits: there are at most MAX_VPIDS and the admin.
         self.0.iter_mut().zip(0..).filter_map(|(state, id)| Some((AttachmentId(id), state.as_deref_mut()?)))

@@ -11,9 +11,16 @@ use nicforge_hwi::{
 use nicforge_kit::RegisterValue;
 
 use crate::{
-    atu, config::CardConfig, ring_registers::RingRegister, rma, topology::Route, unit::UnitContext, velo,
-    wire::CHANNELS,
+    atu, config::CardConfig, packet::CHANNELS, ring_registers::RingRegister, rma, topology::Route,
+    unit::UnitContext, velo,
 };
+
+/// The port of a route register without a route, as [`reg::ROUTE`] defines it.
+const PORT_OF_NO_ROUTE: u64 = 15;
+/// The port of the route register of this card's own node.
+const PORT_OF_LOCAL_ROUTE: u64 = 14;
+/// Lowest bit of the lane in a route register.
+const ROUTE_LANE_SHIFT: u32 = 4;
 
 /// Error: a register can't be written, or not in the present state of its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +124,8 @@ impl Register {
 impl NetworkRegister {
     /// Returns the register at an offset.
     fn at(config: &CardConfig, offset: u64) -> Option<Self> {
-        // Returns the index in an array of `count` registers at `base`, if the offset lies in it.
+        // The index of the register at `offset` in an array of `count` registers from `base` on, if
+        // it lies in that array.
         let index_in = |base: u64, count: u64| {
             let index = offset.checked_sub(base)? / 8;
             (index < count).then_some(index)
@@ -141,14 +149,14 @@ impl NetworkRegister {
             Self::LinkState(link) => {
                 let connected = ports.connected(link);
                 let up = connected && ports.is_up(link);
+                // The bits are those of `reg::LINK_STATE`.
                 u64::from(up) | u64::from(connected) << 1
             }
             Self::LinkRetries(link) => (0..CHANNELS).map(|vc| ports.sent(link, vc).retransmissions).sum(),
             Self::Route(node) => match unit.parts.switch.route(node) {
-                // Numbers that are no port, as `reg::ROUTE` defines them.
-                Route::None => 15,
-                Route::Local => 14,
-                Route::Port { port, lane } => u64::from(port) | u64::from(lane) << 4,
+                Route::None => PORT_OF_NO_ROUTE,
+                Route::Local => PORT_OF_LOCAL_ROUTE,
+                Route::Port { port, lane } => u64::from(port) | u64::from(lane) << ROUTE_LANE_SHIFT,
             },
         }
     }

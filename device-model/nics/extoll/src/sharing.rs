@@ -15,7 +15,7 @@
 
 use nicforge_hwi::extoll::LINKS;
 
-use crate::wire::CHANNELS;
+use crate::packet::CHANNELS;
 
 /// A set of output channels: for each virtual channel, one bit for each port.
 type OutputChannels = [u8; CHANNELS];
@@ -23,8 +23,8 @@ type OutputChannels = [u8; CHANNELS];
 /// The state of the arbitration.
 #[derive(Debug, Default)]
 pub(crate) struct Sharing {
-    /// Output channels that the card's own packets wait for.
-    wanted: OutputChannels,
+    /// Output channels for which this card's own packets wait.
+    with_waiting_sends: OutputChannels,
     /// Output channels that transit packets waited for at the end of the last step.
     contended: OutputChannels,
     /// Contended output channels whose allowance in this pass has been set.
@@ -40,13 +40,13 @@ impl Sharing {
     /// Records that the card has a packet for an output channel without room.
     #[inline]
     pub(crate) fn note_waiting_send(&mut self, port: u8, vc: usize) {
-        self.wanted[vc] |= 1 << port;
+        self.with_waiting_sends[vc] |= 1 << port;
     }
 
     /// Returns whether the card waits for an output channel.
     #[inline]
     pub(crate) fn has_waiting_send(&self, port: u8, vc: usize) -> bool {
-        self.wanted[vc] & (1 << port) != 0
+        self.with_waiting_sends[vc] & (1 << port) != 0
     }
 
     /// Returns whether any transit packet waits.
@@ -76,7 +76,7 @@ impl Sharing {
     /// Ends a step. Transit packets have moved as far as they could.
     #[inline]
     pub(crate) fn end_step(&mut self) {
-        self.wanted = [0; CHANNELS];
+        self.with_waiting_sends = [0; CHANNELS];
     }
 
     /// Returns the number of packets that clients may still send by an output channel in this pass;
@@ -94,6 +94,7 @@ impl Sharing {
     /// half of the credits, rounded down if the last packet was a client's, and else up.
     #[cold]
     fn contended_allowance(&mut self, port: u8, vc: usize, credits: u32) -> u32 {
+        // The port exists, so `%` changes nothing; with it the compiler omits a bounds check.
         let remaining = &mut self.allowances[vc][usize::from(port) % LINKS];
 
         if self.with_allowance[vc] & (1 << port) == 0 {

@@ -2,9 +2,7 @@
 //!
 //! In: packets of this card ([`Switch::send`]) and packets that have arrived at the links. Out:
 //! packets on links, and packets for this card ([`Switch::next_arrival`], [`Switch::take_packet`]).
-//! Of a transit packet's header, the switch reads only the target node. A caller that sends many
-//! packets to one target asks for the output channel once ([`Switch::output_channel`]). A caller
-//! that receives many packets takes them together ([`Switch::take_run`]).
+//! Of a transit packet's header, the switch reads only the target node.
 //!
 //! A packet that can't leave waits in the queue of its output port and virtual channel, which holds
 //! [`OUTPUT_QUEUE`] packets. There it does not block packets that leave elsewhere (a variant of
@@ -25,15 +23,23 @@ use nicforge_kit::in_turn;
 
 pub use crate::arrival::{Arrival, QUEUES};
 use crate::{
+    arrival::InputLane,
+    packet::{CHANNELS, LANES, PacketHeader, TrafficClass, channel},
     sharing::Sharing,
     topology::Route,
-    wire::{CHANNELS, Class, LANES, Wire, channel},
 };
 
 /// Maximum number of packets that wait for an output port and virtual channel.
 pub const OUTPUT_QUEUE: usize = 8;
 /// Maximum number of packets of a class that wait from this card to itself.
 pub const LOOPBACK_QUEUE: usize = 16;
+
+/// The length of an output queue or of the loopback queue, and its maximum.
+#[derive(Clone, Copy)]
+struct QueueFill {
+    length: usize,
+    maximum: usize,
+}
 
 /// Reasons why a packet was not taken; each returns the packet.
 #[derive(Debug)]
@@ -53,16 +59,17 @@ pub struct Switch {
     /// Output queues that are not empty: for each virtual channel, one bit for each port.
     queued: [u8; CHANNELS],
     /// Packets from this card to itself, by class.
-    loopback: [VecDeque<Packet>; Class::ALL.len()],
+    loopback: [VecDeque<Packet>; TrafficClass::ALL.len()],
     /// The input whose transit packets are moved first; it advances by one in each step.
     first_input: u8,
     /// The input whose packets for this card are taken first; [`LINKS`] is the card itself.
     next_source: u8,
+    /// Arbitration between this card's packets and transit packets.
     sharing: Sharing,
     /// Transit packets moved so far.
     forwarded: u64,
-    /// Packets taken from this card's own queues so far, by class.
-    looped: [u64; Class::ALL.len()],
+    /// Packets taken from the loopback queues so far, by class.
+    looped_back: [u64; TrafficClass::ALL.len()],
 }
 
 impl Switch {
@@ -78,7 +85,7 @@ impl Switch {
             next_source: 0,
             sharing: Sharing::default(),
             forwarded: 0,
-            looped: [0; Class::ALL.len()],
+            looped_back: [0; TrafficClass::ALL.len()],
         }
     }
 
@@ -93,14 +100,14 @@ impl Switch {
         self.forwarded
     }
 
-    /// Sends a packet of this card. Its header is an encoded [`Wire`].
+    /// Sends a packet of this card. Its header is an encoded [`PacketHeader`].
     ///
     /// # Errors
     /// [`Refused`], with the packet.
     #[inline]
     pub fn send(&mut self, ports: &mut Ports<'_>, packet: Packet) -> Result<(), Refused> {
-        let wire = Wire::decode(packet.header);
-        self.send_to(ports, wire.target.node, wire.kind.class(), packet)
+        let header = PacketHeader::decode(packet.header);
+        self.send_to(ports, header.target.node, header.kind.class(), packet)
     }
 
     /// As [`Switch::send`], for a caller that knows the target and class.
@@ -112,7 +119,7 @@ impl Switch {
         &mut self,
         ports: &mut Ports<'_>,
         target: u32,
-        class: Class,
+        class: TrafficClass,
         packet: Packet,
     ) -> Result<(), Refused> {
         match self.route(target) {
@@ -129,7 +136,7 @@ impl Switch {
     }
 
     /// Queues a packet for this card itself.
-    fn loop_back(&mut self, class: Class, packet: Packet) -> Result<(), Packet> {
+    fn loop_back(&mut self, class: TrafficClass, packet: Packet) -> Result<(), Packet> {
         let queue = &mut self.loopback[class as usize];
         if queue.len() >= LOOPBACK_QUEUE {
             return Err(packet);
@@ -150,7 +157,7 @@ impl Switch {
         &mut self,
         ports: &mut Ports<'_>,
         target: u32,
-        class: Class,
+        class: TrafficClass,
         packet: Packet,
     ) -> Result<(), Refused> {
         let Route::Port { port, lane } = self.route(target) else {
@@ -170,19 +177,20 @@ impl Switch {
     /// Returns the number of packets that clients may send in this pass by an output channel from
     /// [`Switch::output_channel`]. The output channel's credits bound them further.
     #[inline]
-    pub fn allowance(&mut self, ports: &Ports<'_>, (port, vc): (u8, usize)) -> u32 {
+    pub fn allowance(&mut self, ports: &Ports<'_>, output: PortChannel) -> u32 {
+        let PortChannel { port, channel: vc } = output;
         self.sharing.allowance(port, vc, ports.credits(port, vc))
     }
 
     /// Records that clients have sent packets by an output channel.
     #[inline]
-    pub fn spend(&mut self, (port, vc): (u8, usize), packets: u32) {
-        self.sharing.spend(port, vc, packets);
+    pub fn spend(&mut self, output: PortChannel, packets: u32) {
+        self.sharing.spend(output.port, output.channel, packets);
     }
 
     /// Records that this card has a packet of a class for a node that must wait. Transit packets
     /// then leave room for it.
-    pub fn note_waiting_send(&mut self, target: u32, class: Class) {
+    pub fn note_waiting_send(&mut self, target: u32, class: TrafficClass) {
         if let Route::Port { port, lane } = self.route(target) {
             self.sharing.note_waiting_send(port, channel(class, lane));
         }
@@ -190,21 +198,20 @@ impl Switch {
 
     /// Returns the number of packets, of any sender, that have left by this card's output channel
     /// toward a node. While the number grows, a packet that waits for the channel will be served.
-    pub fn departed(&self, ports: &Ports<'_>, target: u32, class: Class) -> u64 {
+    pub fn departed(&self, ports: &Ports<'_>, target: u32, class: TrafficClass) -> u64 {
         match self.route(target) {
             Route::Port { port, lane } => ports.sent(port, channel(class, lane)).packets,
-            Route::Local => self.looped[class as usize],
+            Route::Local => self.looped_back[class as usize],
             Route::None => 0,
         }
     }
 
     /// Requests room for a packet of a class to a node. Returns whether the packet can be sent now,
     /// at least into the queue. If not, the caller counts as waiting for the output channel, and
-    /// transit packets leave room. Without a route there is always room, because sending will fail
-    /// for good.
+    /// transit packets leave room. Returns true without a route: sending then fails for good.
     #[inline]
-    pub fn request_room(&mut self, target: u32, class: Class) -> bool {
-        self.request_output(target, class, |waiting, maximum| waiting < maximum)
+    pub fn request_room(&mut self, target: u32, class: TrafficClass) -> bool {
+        self.request_output(target, class, |queue| queue.length < queue.maximum)
     }
 
     /// Requests an output channel without waiting packets for a class. Returns whether no packet
@@ -212,49 +219,50 @@ impl Switch {
     /// sent only by an output channel with an empty queue, so that the queue has room for small
     /// messages.
     #[inline]
-    pub fn request_idle_output(&mut self, target: u32, class: Class) -> bool {
-        self.request_output(target, class, |waiting, _| waiting == 0)
+    pub fn request_idle_output(&mut self, target: u32, class: TrafficClass) -> bool {
+        self.request_output(target, class, |queue| queue.length == 0)
     }
 
-    /// Returns whether a packet may be sent now: `is_short_enough` accepts the length of the output
-    /// channel's queue, and its bound. If not, the output channel records that a packet waits for
-    /// it.
+    /// Returns whether `is_short_enough` accepts the fill of this card's queue toward a node, so
+    /// that a packet may be sent now. If not, records that a packet of this card waits for the
+    /// output channel.
     #[inline]
     fn request_output(
         &mut self,
         target: u32,
-        class: Class,
-        is_short_enough: impl Fn(usize, usize) -> bool,
+        class: TrafficClass,
+        is_short_enough: impl Fn(QueueFill) -> bool,
     ) -> bool {
-        let queue = self.queue_length_and_bound(target, class);
-        let may_send = queue.is_none_or(|(length, bound)| is_short_enough(length, bound));
+        let may_send = self.queue_fill(target, class).is_none_or(is_short_enough);
         if !may_send {
             self.note_waiting_send(target, class);
         }
         may_send
     }
 
-    /// Returns the length and the bound of this card's queue toward a node, or `None` without a
-    /// route.
+    /// Returns the fill of this card's queue toward a node, or `None` without a route.
     #[inline]
-    fn queue_length_and_bound(&self, target: u32, class: Class) -> Option<(usize, usize)> {
+    fn queue_fill(&self, target: u32, class: TrafficClass) -> Option<QueueFill> {
         match self.route(target) {
             Route::Port { port, lane } => {
-                Some((self.output[usize::from(port)][channel(class, lane)].len(), OUTPUT_QUEUE))
+                let length = self.output[usize::from(port)][channel(class, lane)].len();
+                Some(QueueFill { length, maximum: OUTPUT_QUEUE })
             }
-            Route::Local => Some((self.loopback[class as usize].len(), LOOPBACK_QUEUE)),
+            Route::Local => {
+                Some(QueueFill { length: self.loopback[class as usize].len(), maximum: LOOPBACK_QUEUE })
+            }
             Route::None => None,
         }
     }
 
-    /// Returns the port and virtual channel by which a packet to a node leaves at once, if the
-    /// channel has a credit. Returns `None` if no port leads to the node, or if other packets wait
-    /// for the output channel.
+    /// Returns the output channel by which a packet to a node leaves at once, if the channel has a
+    /// credit. Returns `None` if no port leads to the node, or if other packets wait for the output
+    /// channel.
     #[inline]
-    pub fn output_channel(&self, target: u32, class: Class) -> Option<(u8, usize)> {
+    pub fn output_channel(&self, target: u32, class: TrafficClass) -> Option<PortChannel> {
         let Route::Port { port, lane } = self.route(target) else { return None };
-        let vc = channel(class, lane);
-        (self.queued[vc] & (1 << port) == 0).then_some((port, vc))
+        let channel = channel(class, lane);
+        (self.queued[channel] & (1 << port) == 0).then_some(PortChannel { port, channel })
     }
 
     /// Sends a packet by an output channel, or puts it into the channel's queue. Returns the packet
@@ -309,7 +317,8 @@ impl Switch {
             let mut arrived = (ports.arrived(vc) | ports.heads(vc)) & ((1 << LINKS) - 1);
             while let Some(input) = in_turn(arrived, self.first_input) {
                 arrived &= !(1 << input);
-                moved += self.pass(ports, input, vc, budget.saturating_sub(moved));
+                let from = PortChannel { port: input, channel: vc };
+                moved += self.forward_transit(ports, from, budget.saturating_sub(moved));
             }
         }
 
@@ -343,79 +352,74 @@ impl Switch {
         moved
     }
 
-    /// Moves the first transit packets of an input, at most `budget`, until one is for this card or
-    /// has to wait. Returns their number.
-    fn pass(&mut self, ports: &mut Ports<'_>, input: u8, vc: usize, budget: u32) -> u32 {
+    /// Moves the first transit packets of the input `from`, at most `budget`, until one is for this
+    /// card or has to wait. Returns their number.
+    fn forward_transit(&mut self, ports: &mut Ports<'_>, from: PortChannel, budget: u32) -> u32 {
         let mut moved = 0;
         while moved < budget {
-            let head = ports.peek_head(input, vc);
-            let Some(target) = head.map(|packet| Wire::target_of(packet.header)) else { break };
+            let head = ports.peek_head(from.port, from.channel);
+            let Some(target) = head.map(|packet| PacketHeader::target_of(packet.header)) else { break };
             if target == self.node {
                 break;
             }
 
             let Route::Port { port, lane } = self.route(target) else {
                 // Not reached with tables that were checked; the packet is dropped.
-                let Some(packet) = ports.take(input, vc) else { break };
+                let Some(packet) = ports.take(from.port, from.channel) else { break };
                 ports.recycle(packet);
                 continue;
             };
 
-            // The class stays, the lane may change.
-            let out = vc / LANES * LANES + usize::from(lane);
+            // A packet keeps its class, whose lanes are adjacent channels, and may change the lane.
+            let first_of_class = from.channel / LANES * LANES;
+            let to = PortChannel { port, channel: first_of_class + usize::from(lane) };
             let maximum = budget - moved;
-            let passed = match self.pass_directly(ports, (input, vc), (port, out), target, maximum) {
-                0 => self.pass_to_queue(ports, (input, vc), (port, out)),
-                passed => passed,
+            let forwarded = match self.forward_directly(ports, from, to, target, maximum) {
+                0 => self.move_to_output_queue(ports, from, to),
+                forwarded => forwarded,
             };
 
-            if passed == 0 {
-                self.sharing.note_waiting_transit(port, out);
+            if forwarded == 0 {
+                self.sharing.note_waiting_transit(to.port, to.channel);
                 break;
             }
-            self.sharing.note_forwarded(port, out);
-            moved += passed;
+            self.sharing.note_forwarded(to.port, to.channel);
+            moved += forwarded;
         }
 
         self.forwarded += u64::from(moved);
         moved
     }
 
-    /// Forwards the first packets of an input that go to one target, at most `maximum`, if no other
-    /// packet waits for the output channel. Returns their number.
-    fn pass_directly(
+    /// Forwards the first packets of the input `from` that go to `target`, at most `maximum`, by
+    /// the output channel `to`, if no other packet waits for it. Returns their number.
+    fn forward_directly(
         &self,
         ports: &mut Ports<'_>,
-        (input, vc): (u8, usize),
-        (port, out): (u8, usize),
+        from: PortChannel,
+        to: PortChannel,
         target: u32,
         maximum: u32,
     ) -> u32 {
-        if self.queued[out] & (1 << port) != 0 {
+        if self.queued[to.channel] & (1 << to.port) != 0 {
             return 0;
         }
 
-        let (from, to) = (PortChannel { port: input, channel: vc }, PortChannel { port, channel: out });
-        let has_target = |packet: &Packet| Wire::target_of(packet.header) == target;
+        let has_target = |packet: &Packet| PacketHeader::target_of(packet.header) == target;
         ports.forward_row_between(from, maximum, |_| Some((to, has_target))).map_or(0, |row| row.moved)
     }
 
-    /// Moves the first packet of an input to the queue of its output channel, if all of it has
-    /// arrived and it may wait there. Returns the number of packets moved, 0 or 1.
-    fn pass_to_queue(
-        &mut self,
-        ports: &mut Ports<'_>,
-        (input, vc): (u8, usize),
-        (port, out): (u8, usize),
-    ) -> u32 {
-        let is_full = self.output[usize::from(port)][out].len() >= OUTPUT_QUEUE;
-        if is_full || self.sharing.has_waiting_send(port, out) {
+    /// Moves the first packet of the input `from` to the queue of its output channel `to`, if all
+    /// of it has arrived and it may wait there. Returns the number of packets moved, 0 or 1.
+    fn move_to_output_queue(&mut self, ports: &mut Ports<'_>, from: PortChannel, to: PortChannel) -> u32 {
+        let is_full = self.output[usize::from(to.port)][to.channel].len() >= OUTPUT_QUEUE;
+        if is_full || self.sharing.has_waiting_send(to.port, to.channel) {
             return 0;
         }
 
         // There is no packet to take if only its head has arrived.
-        let Some(packet) = ports.take(input, vc) else { return 0 };
-        self.queue(port, out, packet).map_or_else(|packet| ports.recycle(packet), drop);
+        let Some(packet) = ports.take(from.port, from.channel) else { return 0 };
+        self.queue(to.port, to.channel, packet).map_or_else(|packet| ports.recycle(packet), drop);
         1
     }
 
@@ -423,7 +427,7 @@ impl Switch {
     /// buffer until [`Switch::take_packet`]. The sources, which are the links and this card itself,
     /// are served in turn. A source whose bit ([`Arrival::source`]) is set in `skip` is left out.
     #[inline]
-    pub fn next_arrival(&mut self, ports: &Ports<'_>, class: Class, skip: u64) -> Option<Arrival> {
+    pub fn next_arrival(&mut self, ports: &Ports<'_>, class: TrafficClass, skip: u64) -> Option<Arrival> {
         let waiting = ports.arrived(channel(class, 0)) | ports.arrived(channel(class, 1));
         let loopback = u64::from(!self.loopback[class as usize].is_empty()) << LINKS;
         let mut sources = (waiting | loopback) & !skip;
@@ -439,19 +443,19 @@ impl Switch {
 
     /// Returns the first packet of a class for this card at one input.
     #[inline]
-    fn arrival_from(&self, ports: &Ports<'_>, class: Class, source: u8) -> Option<Arrival> {
+    fn arrival_from(&self, ports: &Ports<'_>, class: TrafficClass, source: u8) -> Option<Arrival> {
         if usize::from(source) == LINKS {
-            let header = self.loopback[class as usize].front()?.header;
-            return Some(Arrival { input: None, class, wire: Wire::decode(header) });
+            let encoded = self.loopback[class as usize].front()?.header;
+            return Some(Arrival { input: None, class, header: PacketHeader::decode(encoded) });
         }
 
         (0..LANES as u8).find_map(|lane| {
-            let header = ports.peek(source, channel(class, lane))?.header;
-            let is_for_this_card = Wire::target_of(header) == self.node;
+            let encoded = ports.peek(source, channel(class, lane))?.header;
+            let is_for_this_card = PacketHeader::target_of(encoded) == self.node;
             is_for_this_card.then(|| Arrival {
-                input: Some((source, lane)),
+                input: Some(InputLane { link: source, lane }),
                 class,
-                wire: Wire::decode(header),
+                header: PacketHeader::decode(encoded),
             })
         })
     }
@@ -461,27 +465,26 @@ impl Switch {
     pub fn peek_packet<'a>(&'a self, ports: &'a Ports<'_>, arrival: Arrival) -> Option<&'a Packet> {
         match arrival.input {
             None => self.loopback[arrival.class as usize].front(),
-            Some((input, lane)) => ports.peek(input, channel(arrival.class, lane)),
+            Some(InputLane { link, lane }) => ports.peek(link, channel(arrival.class, lane)),
         }
     }
 
     /// Takes the packet of an arrival.
     #[inline]
     pub fn take_packet(&mut self, ports: &mut Ports<'_>, arrival: Arrival) -> Option<Packet> {
-        let source = arrival.input.map_or(LINKS as u8, |(input, _)| input);
-        self.next_source = (source + 1) % (LINKS as u8 + 1);
+        self.next_source = (arrival.source() + 1) % (LINKS as u8 + 1);
 
         match arrival.input {
             None => {
-                self.looped[arrival.class as usize] += 1;
+                self.looped_back[arrival.class as usize] += 1;
                 self.loopback[arrival.class as usize].pop_front()
             }
-            Some((input, lane)) => ports.take(input, channel(arrival.class, lane)),
+            Some(InputLane { link, lane }) => ports.take(link, channel(arrival.class, lane)),
         }
     }
 
-    /// Returns a run of packets from an arrival on, of the same link and lane, at most `limit`.
-    /// Other inputs are not examined in between. Returns `None` for a packet of this card itself.
+    /// Returns up to `limit` packets from an arrival on, all of the same link and lane, which the
+    /// caller takes one after another. Returns `None` for a packet of this card itself.
     #[inline]
     pub fn take_run<'a>(
         &mut self,
@@ -489,8 +492,8 @@ impl Switch {
         arrival: Arrival,
         limit: u32,
     ) -> Option<Arrivals<'a>> {
-        let (input, lane) = arrival.input?;
-        self.next_source = (input + 1) % (LINKS as u8 + 1);
-        ports.take_run(input, channel(arrival.class, lane), limit)
+        let InputLane { link, lane } = arrival.input?;
+        self.next_source = (link + 1) % (LINKS as u8 + 1);
+        ports.take_run(link, channel(arrival.class, lane), limit)
     }
 }

@@ -15,13 +15,16 @@ use nicforge_kit::{Server, retry};
 use crate::{
     attachment::Attachments,
     atu::Atu,
+    command_budget::{self, CommandBudget},
     config::CardConfig,
     directory::Directory,
+    packet::{FRAMING, PacketHeader},
     ring_registers::{RingLimits, RingRegisters},
     switch::{Refused, Switch},
-    wire::{FRAMING, Wire},
-    work::{self, Work},
 };
+
+/// Bytes of a word of a ring in client memory. The card writes each word in one access.
+const RING_WORD: u64 = 8;
 
 /// The parts of a card that its units share.
 pub(crate) struct SharedParts {
@@ -30,7 +33,8 @@ pub(crate) struct SharedParts {
     pub(crate) switch: Switch,
     pub(crate) directory: Directory,
     pub(crate) atu: Atu,
-    pub(crate) work: Work,
+    /// The budget for expensive commands.
+    pub(crate) command_budget: CommandBudget,
 }
 
 /// The machine and the parts of the card on which a unit works during a call, beside its own state.
@@ -59,9 +63,9 @@ pub(crate) enum Unsent {
     Unreachable,
 }
 
-/// Writes the header and the framing of a packet.
+/// Sets a packet's header, and its framing to that of one message.
 #[inline(always)]
-pub(crate) fn frame(packet: &mut Contents, header: u64) {
+pub(crate) fn set_header_and_framing(packet: &mut Contents, header: u64) {
     packet.header = header;
     packet.framing = FRAMING;
 }
@@ -80,9 +84,10 @@ impl UnitContext<'_, '_> {
         retry::is_due(self.context, server.idle_at())
     }
 
-    /// Records that a part of the card begins work that takes some cycles of the core's clock.
+    /// Records that a part of the card begins work now, which takes `cycles` cycles of the core's
+    /// clock.
     #[inline]
-    pub(crate) fn work(&self, server: &mut Server, cycles: u32) {
+    pub(crate) fn begin_work(&self, server: &mut Server, cycles: u32) {
         server.work(self.context.now(), self.parts.config.clock, cycles);
     }
 
@@ -110,11 +115,9 @@ impl UnitContext<'_, '_> {
         }
 
         let (base, length) = (registers.base, registers.length(limits)?);
-        self.parts.work.spend(work::lease_visits(self.context, attachment, base, length));
-        self.context
-            .dma_lease(attachment, base, length, DmaAccess::Write)
-            .ok()
-            .filter(|memory| memory.keeps_whole(8))
+        self.parts.command_budget.spend(command_budget::lease_visits(self.context, attachment, base, length));
+        let lease = self.context.dma_lease(attachment, base, length, DmaAccess::Write);
+        lease.ok().filter(|memory| memory.keeps_whole(RING_WORD))
     }
 
     /// Raises an interrupt if it is enabled, and then disables it, as [`Attachments::raise`] does.
@@ -135,7 +138,7 @@ pub(crate) fn send_packet(
     context: &mut Context<'_>,
     switch: &mut Switch,
     origin: Origin,
-    wire: Wire,
+    header: PacketHeader,
     length: usize,
     fill: impl FnOnce(&mut Packet),
 ) -> Result<(), Unsent> {
@@ -145,10 +148,10 @@ pub(crate) fn send_packet(
         return Err(Unsent::Starved);
     };
 
-    frame(&mut packet, wire.encode());
+    set_header_and_framing(&mut packet, header.encode());
     fill(&mut packet);
 
-    let (target, class) = (wire.target.node, wire.kind.class());
+    let (target, class) = (header.target.node, header.kind.class());
     let sent = match origin {
         Origin::Client => switch.send_for_client(&mut ports, target, class, packet),
         Origin::Card => switch.send_to(&mut ports, target, class, packet),

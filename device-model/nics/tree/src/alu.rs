@@ -13,8 +13,8 @@ pub fn combines(operation: u32) -> bool {
     matches!(operation, opcode::OR | opcode::AND | opcode::XOR | opcode::MAX | opcode::ADD)
 }
 
-/// Combines `operand` into `result`, operands of `size` bytes each (2 to 256, even). An operation
-/// that does not combine leaves `result` unchanged.
+/// Combines the payload `operand` into `result`. Both are arrays of operands of `size` bytes each
+/// (2 to 256, even). An operation that does not combine leaves `result` unchanged.
 pub fn combine(operation: u32, size: usize, result: &mut [u8; PAYLOAD], operand: &[u8; PAYLOAD]) {
     match operation {
         opcode::OR => bitwise(result, operand, |a, b| a | b),
@@ -56,6 +56,7 @@ fn maximum(result: &mut [u8], operand: &[u8]) {
 /// Adds from the least significant end, 8 bytes at a time, then the rest byte by byte.
 fn add(result: &mut [u8], operand: &[u8]) {
     let mut carry = false;
+    // The bytes from here on are added already.
     let mut end = result.len();
 
     while let (Some(a), Some(b)) = (last_word(result, end), last_word(operand, end)) {

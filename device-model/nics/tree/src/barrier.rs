@@ -6,6 +6,12 @@ use nicforge_hwi::{tree::VC_USER, tree_dcr::gi};
 /// The bits of all global interrupt channels.
 const ALL_CHANNELS: u8 = (1 << gi::CHANNELS) - 1;
 
+/// Returns the global interrupt channel of the unit's register at `offset`. A register's offset has
+/// its kind in bits 7..6 and its channel in bits 5..4.
+pub(crate) fn gi_channel_of(offset: u64) -> u8 {
+    ((offset >> 4) & 3) as u8
+}
+
 /// Returns the global interrupt channels that interrupt the clients of a virtual channel, one bit
 /// for each global interrupt channel.
 pub(crate) fn gi_channels_seen_by(vc: usize) -> u8 {
@@ -39,6 +45,8 @@ pub(crate) struct Update {
 }
 
 impl GlobalInterrupts {
+    /// Returns the unit of a node that takes part in these channels at power-on. It joins their
+    /// wires in the first update.
     pub(crate) fn new(members_at_power_on: u8) -> Self {
         Self {
             barrier: Barrier::default(),
@@ -62,14 +70,14 @@ impl GlobalInterrupts {
         self.barrier.write(offset, value, ports)
     }
 
-    /// Returns whether wires or status word may have changed since the last update. `changes` is
-    /// the fabric's count of wire changes.
+    /// Returns whether wires or status word may have changed since the last update. `wire_changes`
+    /// is the fabric's count of wire changes.
     #[inline(always)]
-    pub(crate) fn needs_update(&self, changes: u64) -> bool {
-        self.wires_read_at != Some(changes) || self.written
+    pub(crate) fn needs_update(&self, wire_changes: u64) -> bool {
+        self.wires_read_at != Some(wire_changes) || self.written
     }
 
-    /// Reads the wires.
+    /// Reads the wires, and returns what has changed.
     pub(crate) fn update(&mut self, ports: &mut Ports<'_>) -> Update {
         if self.wires_read_at.is_none() {
             self.barrier.reset(self.members_at_power_on, ports);
@@ -135,7 +143,8 @@ impl Barrier {
         self.counted_rises[usize::from(channel)] = self.rises(channel, ports);
     }
 
-    /// Returns how often a channel's wire has risen, for the type that the channel has.
+    /// Returns how often a channel's wire has risen, as AND or as OR of all nodes, by the channel's
+    /// type.
     fn rises(&self, channel: u8, ports: &Ports<'_>) -> u64 {
         let state = ports.wire(channel);
         if self.and & (1 << channel) != 0 { state.and_rises } else { state.or_rises }
@@ -144,7 +153,8 @@ impl Barrier {
     /// Writes `value` to the unit's register at `offset`. Returns false if there is no such
     /// register.
     fn write(&mut self, offset: u64, value: u32, ports: &mut Ports<'_>) -> bool {
-        let channel = ((offset >> 4) & 3) as u8;
+        const KIND: u64 = 0xc0;
+        let channel = gi_channel_of(offset);
         let bit = 1u8 << channel;
         let on = value & 1 != 0;
 
@@ -152,7 +162,7 @@ impl Barrier {
             return false;
         }
 
-        match offset & 0xc0 {
+        match offset & KIND {
             gi::STATE => {
                 self.sticky &= !bit;
                 self.active &= !bit;

@@ -2,12 +2,20 @@
 
 use nicforge_hwi::{
     tree::{DEFAULT_FIFO_DEPTH, MAX_FIFO_DEPTH, MAX_NODES, PORTS, VCS},
-    tree_dcr::rdr,
+    tree_dcr::{gi, rdr},
 };
 use thiserror::Error;
 
 /// Number of classes of the network.
 pub const CLASSES: usize = 16;
+/// All global interrupt channels, one bit for each channel.
+pub(crate) const ALL_BARRIERS: u8 = (1 << gi::CHANNELS) - 1;
+/// Mask of three bits, one for each port.
+const PORT_MASK: u16 = (1 << PORTS) - 1;
+/// Lowest bit of the ports to children in a route descriptor register, from [`rdr::SRC0`] on.
+const CHILDREN_SHIFT: u32 = rdr::SRC0.trailing_zeros();
+/// Lowest bit of the ports up in a route descriptor register, from [`rdr::TGT0`] on.
+const UP_SHIFT: u32 = rdr::TGT0.trailing_zeros();
 
 /// The next step of a point-to-point packet at a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,7 +38,7 @@ impl ClassRoute {
     /// the port to the parent; `None`, or a port that does not exist, makes the node the root. With
     /// `sends`, the node's packets enter the class. With `receives`, it gets those that come down.
     pub fn new(children: u8, up: Option<u8>, sends: bool, receives: bool) -> Self {
-        let mut bits = (u16::from(children) & 7) * rdr::SRC0;
+        let mut bits = (u16::from(children) & PORT_MASK) << CHILDREN_SHIFT;
         if let Some(up) = up.filter(|&up| usize::from(up) < PORTS) {
             bits |= rdr::TGT0 << up;
         }
@@ -48,13 +56,13 @@ impl ClassRoute {
     /// Returns the ports to children, one bit for each port.
     #[inline]
     pub fn children(self) -> u8 {
-        ((self.0 >> 12) & 7) as u8
+        ((self.0 >> CHILDREN_SHIFT) & PORT_MASK) as u8
     }
 
     /// Returns the port up, one bit for each port; 0 at the root.
     #[inline]
     pub fn up(self) -> u8 {
-        ((self.0 >> 8) & 7) as u8
+        ((self.0 >> UP_SHIFT) & PORT_MASK) as u8
     }
 
     /// Returns whether this node's packets take part.
@@ -118,7 +126,7 @@ impl TreeConfig {
             send_depth: DEFAULT_FIFO_DEPTH,
             recv_depth: DEFAULT_FIFO_DEPTH,
             routes,
-            barriers: 0xf,
+            barriers: ALL_BARRIERS,
         }
     }
 

@@ -153,7 +153,8 @@ fn add_nodes(
     for link in &topology.links {
         // A topology's link has its upper end first. The lower end (`b`) determines the pset,
         // because the link between two I/O nodes has the values of the lower one's pset.
-        let pset = topology.nodes[link.b.0 as usize].pset as usize;
+        let (lower_node, _) = link.b;
+        let pset = topology.nodes[lower_node as usize].pset as usize;
         let end = |(node, port): (u32, u8)| (functions[node as usize], port);
         plan.link(end(link.a), end(link.b), psets[pset].link.clone())
             .map_err(|error| sections[pset].refuse(error))?;

@@ -59,12 +59,12 @@ impl Interrupts {
         self.states[usize::from(attachment.0)].presence_unreported
     }
 
-    /// Raises those of an attachment's `events` that are enabled. A presence change whose interrupt
-    /// is not enabled stays unreported, and is raised when it is enabled.
-    pub(crate) fn report(&mut self, context: &mut Context<'_>, attachment: AttachmentId, events: u32) {
+    /// Raises those of an attachment's `vectors` that are enabled. A presence change whose
+    /// interrupt is not enabled stays unreported, and is raised when it is enabled.
+    pub(crate) fn report(&mut self, context: &mut Context<'_>, attachment: AttachmentId, vectors: u32) {
         let state = &mut self.states[usize::from(attachment.0)];
-        state.presence_unreported |= events & (1 << vector::PRESENCE) != 0;
-        let due = state.enabled.among(events);
+        state.presence_unreported |= vectors & (1 << vector::PRESENCE) != 0;
+        let due = state.enabled.among(vectors);
         self.raise(context, attachment, due);
     }
 

@@ -28,6 +28,18 @@ const RING_CELLS: u32 = 64;
 /// Delay before the receive FIFO's lock is tried again, in nanoseconds.
 const LOCKED_RETRY: u64 = 1_000_000;
 
+/// A change of a core's client that a presence symbol reports. Its value is the number by which it
+/// advances the core's generation, which is odd while the core has a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PresenceChange {
+    /// Nothing has changed: the symbol is sent once more.
+    Unchanged = 0,
+    /// A client has come or left.
+    Toggled = 1,
+    /// The client counts as another one from now on.
+    Restarted = 2,
+}
+
 /// A node's NIC; the crate's documentation describes it.
 ///
 /// A channel is open while one of its attachments has a client. Each entry point that may change
@@ -35,7 +47,8 @@ const LOCKED_RETRY: u64 = 1_000_000;
 pub struct TreeNic {
     pub(crate) config: TreeConfig,
     pub(crate) channels: [Channel; VCS],
-    /// The half-way state of each attachment at its channel's trapped port.
+    /// The halves of quads that each attachment has written to, or not yet read from, its channel's
+    /// trapped port.
     pub(crate) halves: [QuadHalves; ATTACHMENTS],
     pub(crate) router: Router,
     presence: Presence,
@@ -80,18 +93,15 @@ impl TreeNic {
 
     /// Advances a core's generation, and queues a presence symbol with it after the packets that
     /// the core has sent.
-    ///
-    /// A generation is odd while the core has a client. An `advance` of 1 thus shows a client that
-    /// came or left, 2 the restart of a client, and 0 sends the symbol once more.
-    fn send_presence(&mut self, core: AttachmentId, advance: u8) {
-        if let Some(generation) = self.presence.advance_own(core.0, advance) {
+    fn send_presence(&mut self, core: AttachmentId, change: PresenceChange) {
+        if let Some(generation) = self.presence.advance_own(core.0, change as u8) {
             for channel in &mut self.channels {
                 channel.append(SideItem::Presence { core: core.0 as u8, generation });
             }
         }
     }
 
-    /// Returns the vectors of an attachment whose condition holds.
+    /// Returns the vectors of an attachment whose condition holds, one bit for each vector.
     pub(crate) fn conditions(&mut self, attachment: AttachmentId) -> u32 {
         let channel = channel_of(attachment);
         self.channels[channel].poll_recv_head();
@@ -123,34 +133,35 @@ impl TreeNic {
         self.interrupts.raise(context, attachment, due);
     }
 
-    /// Raises the interrupts for the events of the step.
-    fn raise_events(&mut self, context: &mut Context<'_>) {
+    /// Raises the interrupts that were requested during the step.
+    fn raise_requested(&mut self, context: &mut Context<'_>) {
         for channel in 0..VCS {
-            let mut events = self.channels[channel].events.take_noted();
-            if events == 0 {
+            let mut vectors = self.channels[channel].events.take_requested();
+            if vectors == 0 {
                 continue;
             }
 
-            if events & (1 << vector::ERROR) != 0 {
+            // Every new error is counted. It raises the interrupt only if its exception is enabled.
+            if vectors & (1 << vector::ERROR) != 0 {
                 self.errors += 1;
                 let conditions = self.channels[channel].conditions(self.enabled_exceptions);
-                events &= !(1 << vector::ERROR) | conditions;
+                vectors &= !(1 << vector::ERROR) | conditions;
             }
 
             for attachment in self.clients(channel) {
-                self.interrupts.report(context, attachment, events);
+                self.interrupts.report(context, attachment, vectors);
             }
         }
     }
 
-    /// Reads the global interrupt channels. Notes an event at each virtual channel whose clients
-    /// see one that fired, and publishes the status word if it changed.
+    /// Reads the global interrupt channels. Requests the interrupt of the virtual channels whose
+    /// clients see one that fired, and publishes the status word if it changed.
     fn update_global_interrupts(&mut self, context: &mut Context<'_>) {
         let update = self.global_interrupts.update(&mut context.ports());
 
         for (vc, channel) in self.channels.iter_mut().enumerate() {
             if update.fired & barrier::gi_channels_seen_by(vc) != 0 {
-                channel.events.note(vector::GLOBAL_INT);
+                channel.events.request(vector::GLOBAL_INT);
             }
             if let Some(status) = update.status {
                 channel.show_global_interrupts(status);
@@ -161,15 +172,15 @@ impl TreeNic {
     /// Publishes the state and raises interrupts. Each entry point that may change state ends with
     /// it.
     fn publish_state(&mut self, context: &mut Context<'_>) {
-        let changes = context.ports().wire_changes();
-        self.publish_state_after(context, changes);
+        let wire_changes = context.ports().wire_changes();
+        self.publish_state_at(context, wire_changes);
     }
 
-    /// As [`TreeNic::publish_state`], with the fabric's count of wire changes as `changes`.
+    /// As [`TreeNic::publish_state`], for a caller that knows the fabric's count of wire changes.
     #[inline(always)]
-    fn publish_state_after(&mut self, context: &mut Context<'_>, changes: u64) {
-        let wires_changed = self.global_interrupts.needs_update(changes);
-        let has_events = self.channels.iter().any(|channel| channel.events.is_any_noted());
+    fn publish_state_at(&mut self, context: &mut Context<'_>, wire_changes: u64) {
+        let wires_changed = self.global_interrupts.needs_update(wire_changes);
+        let has_events = self.channels.iter().any(|channel| channel.events.is_any_requested());
 
         if wires_changed || !self.attached.is_empty() || has_events {
             self.publish_changes(context, wires_changed);
@@ -188,8 +199,8 @@ impl TreeNic {
             channel.publish(self.enabled_exceptions);
         }
 
-        if self.channels.iter().any(|channel| channel.events.is_any_noted()) {
-            self.raise_events(context);
+        if self.channels.iter().any(|channel| channel.events.is_any_requested()) {
+            self.raise_requested(context);
         }
     }
 
@@ -212,7 +223,9 @@ impl TreeNic {
         // The clear may have dropped queued presence symbols, so they are sent again for every
         // core. A client counts as restarted, because its packets were lost.
         for core in (0..CORES).map(AttachmentId) {
-            self.send_presence(core, if self.is_attached(core) { 2 } else { 0 });
+            let has_client = self.is_attached(core);
+            let change = if has_client { PresenceChange::Restarted } else { PresenceChange::Unchanged };
+            self.send_presence(core, change);
         }
     }
 
@@ -226,7 +239,7 @@ impl TreeNic {
         if self.is_attached(attachment) {
             self.channels[channel_of(attachment)].free_locks(attachment.0);
             // Peers must drop their state about the earlier client of this core.
-            self.send_presence(attachment, 2);
+            self.send_presence(attachment, PresenceChange::Restarted);
         }
     }
 }
@@ -238,6 +251,7 @@ impl Device for TreeNic {
             device: pci::DEVICE_TREE,
             subsystem_vendor: pci::VENDOR_ID,
             subsystem: pci::DEVICE_TREE,
+            // PCI: a network controller of another kind than those that have a class of their own.
             class: 0x02_80_00,
             revision: 1,
         };
@@ -294,7 +308,7 @@ impl Device for TreeNic {
         self.attached.add(attachment);
         if attachment.0 < CORES {
             self.channels[number].core_attached(attachment.0);
-            self.send_presence(attachment, 1);
+            self.send_presence(attachment, PresenceChange::Toggled);
         }
 
         self.publish_state(context);
@@ -322,7 +336,7 @@ impl Device for TreeNic {
         }
 
         if attachment.0 < CORES {
-            self.send_presence(attachment, 1);
+            self.send_presence(attachment, PresenceChange::Toggled);
         }
 
         self.publish_state(context);
@@ -381,20 +395,20 @@ impl Device for TreeNic {
             retry::when_starved(context);
         }
 
-        self.publish_state_after(context, wire_changes);
+        self.publish_state_at(context, wire_changes);
         if busy { Progress::Busy } else { Progress::Idle }
     }
 
     fn counters(&self) -> Vec<Counter> {
         let [system, user] = &self.router.counters;
         let discarded = self.channels.each_ref().map(Channel::discarded);
-        let [system_fill, user_fill] = self.channels.each_ref().map(Channel::fill);
+        let [system_counts, user_counts] = self.channels.each_ref().map(Channel::packet_counts);
 
         let list = [
-            ("vc0_send_fill", system_fill.0.into()),
-            ("vc0_recv_fill", system_fill.1.into()),
-            ("vc1_send_fill", user_fill.0.into()),
-            ("vc1_recv_fill", user_fill.1.into()),
+            ("vc0_send_fill", system_counts.send.into()),
+            ("vc0_recv_fill", system_counts.receive.into()),
+            ("vc1_send_fill", user_counts.send.into()),
+            ("vc1_recv_fill", user_counts.receive.into()),
             ("vc0_sent", system.sent),
             ("vc0_received", system.received),
             ("vc0_forwarded", system.forwarded),

@@ -41,14 +41,14 @@ pub(crate) fn parse(header: u64) -> Option<Symbol> {
 
 /// Nodes whose word is queued for a port.
 #[derive(Default)]
-struct Waiting {
+struct PortQueue {
     /// The nodes, in the order in which they are sent.
-    queue: VecDeque<u16>,
+    nodes: VecDeque<u16>,
     /// The nodes in the queue, one bit for each node.
     queued: Vec<u64>,
 }
 
-impl Waiting {
+impl PortQueue {
     /// Adds a node to the queue, unless it is queued already.
     fn add(&mut self, node: u32) {
         let (word, bit) = ((node / 64) as usize, 1u64 << (node % 64));
@@ -59,13 +59,13 @@ impl Waiting {
 
         if self.queued[word] & bit == 0 {
             self.queued[word] |= bit;
-            self.queue.push_back(node as u16);
+            self.nodes.push_back(node as u16);
         }
     }
 
     /// Removes the first node.
     fn pop(&mut self) {
-        if let Some(node) = self.queue.pop_front() {
+        if let Some(node) = self.nodes.pop_front() {
             self.queued[usize::from(node) / 64] &= !(1 << (node % 64));
         }
     }
@@ -80,7 +80,7 @@ pub(crate) struct Presence {
     /// Number of changes so far.
     changes: [u32; VCS],
     /// The words queued at each port.
-    waiting: [[Waiting; PORTS]; VCS],
+    queues: [[PortQueue; PORTS]; VCS],
     /// Ports with a queued word, one bit for each port.
     ports_waiting: [u8; VCS],
     /// Generations of this node's own cores.
@@ -88,11 +88,12 @@ pub(crate) struct Presence {
 }
 
 impl Presence {
+    /// Returns the presence words of a machine of `nodes` nodes without clients.
     pub(crate) fn new(nodes: u32) -> Self {
         Self {
             tables: std::array::from_fn(|_| vec![0; nodes as usize]),
             changes: [0; VCS],
-            waiting: Default::default(),
+            queues: Default::default(),
             ports_waiting: [0; VCS],
             own: [0; CORES as usize],
         }
@@ -128,8 +129,8 @@ impl Presence {
         Some(*generation)
     }
 
-    /// Records a node's presence word and queues it for the ports in `onward`. Returns false if the
-    /// word was known already or the node does not exist.
+    /// Records a node's presence word and queues it for the ports in `onward`, which has one bit
+    /// for each port. Returns false if the word was known already or the node does not exist.
     pub(crate) fn update_word(&mut self, channel: usize, node: u32, word: u32, onward: u8) -> bool {
         let Some(entry) = self.tables[channel].get_mut(node as usize) else { return false };
         if *entry == word {
@@ -139,9 +140,9 @@ impl Presence {
         *entry = word;
         self.changes[channel] = self.changes[channel].wrapping_add(1);
 
-        for (port, waiting) in self.waiting[channel].iter_mut().enumerate() {
+        for (port, queue) in self.queues[channel].iter_mut().enumerate() {
             if onward & (1 << port) != 0 {
-                waiting.add(node);
+                queue.add(node);
                 self.ports_waiting[channel] |= 1 << port;
             }
         }
@@ -149,7 +150,8 @@ impl Presence {
         true
     }
 
-    /// Returns the word of `node` with the generation of one core replaced.
+    /// Returns the word of `node` with the generation of one core replaced. The table keeps the
+    /// earlier word.
     pub(crate) fn with_core(&self, channel: usize, node: u32, core: u8, generation: u8) -> u32 {
         let mut bytes = self.tables[channel].get(node as usize).copied().unwrap_or(0).to_le_bytes();
         if let Some(byte) = bytes.get_mut(usize::from(core)) {
@@ -160,15 +162,15 @@ impl Presence {
 
     /// Returns the symbol that is next to leave through a port.
     pub(crate) fn first(&self, channel: usize, port: usize) -> Option<u64> {
-        let node = u32::from(*self.waiting[channel][port].queue.front()?);
+        let node = u32::from(*self.queues[channel][port].nodes.front()?);
         Some(symbol(node, self.tables[channel].get(node as usize).copied().unwrap_or(0)))
     }
 
-    /// Removes the symbol that was sent through a port.
-    pub(crate) fn sent(&mut self, channel: usize, port: usize) {
-        let waiting = &mut self.waiting[channel][port];
-        waiting.pop();
-        if waiting.queue.is_empty() {
+    /// Removes the first symbol of a port, which was sent.
+    pub(crate) fn remove_first(&mut self, channel: usize, port: usize) {
+        let queue = &mut self.queues[channel][port];
+        queue.pop();
+        if queue.nodes.is_empty() {
             self.ports_waiting[channel] &= !(1 << port);
         }
     }
@@ -197,7 +199,7 @@ mod tests {
 
         assert_eq!(presence.first(1, 1), Some(symbol(2, 0x101)));
 
-        presence.sent(1, 1);
+        presence.remove_first(1, 1);
         assert_eq!(presence.first(1, 1), None);
         assert_eq!(presence.ports_waiting, [0, 0b100]);
     }

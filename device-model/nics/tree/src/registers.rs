@@ -16,8 +16,9 @@ use nicforge_hwi::{
 use nicforge_kit::RegisterValue;
 
 use crate::{
+    barrier,
     config::ClassRoute,
-    fifo::{Channel, ChannelConfig, Head, Refused},
+    fifo::{Channel, ChannelConfig, Refused, SendHead},
     nic::TreeNic,
     presence,
 };
@@ -30,8 +31,9 @@ pub(crate) fn channel_of(attachment: AttachmentId) -> usize {
     if attachment.0 == ATTACHMENT_ADMIN { VC_SYSTEM } else { VC_USER }
 }
 
-/// Returns whether an attachment is at processor port 1 (cores 2 and 3).
-fn second_port(attachment: AttachmentId) -> bool {
+/// Returns whether an attachment is at processor port 1 (cores 2 and 3), which has error bits of
+/// its own.
+fn is_at_second_port(attachment: AttachmentId) -> bool {
     matches!(attachment.0, 2 | 3)
 }
 
@@ -54,9 +56,10 @@ impl TreeNic {
         let result = match at.offset {
             offset if at.bar != 0 || offset >= nicforge_hwi::tree_dcr::REGISTERS => Err(Refused::Address),
             offset if offset < DCR_BASE => {
-                // The other channel's status is its status register.
+                // The register `SO` shows the status word of the other one of the two channels.
+                let other_channel = 1 - channel;
                 let (channel, offset) =
-                    if offset == port::SO { (1 - channel, port::SX) } else { (channel, offset) };
+                    if offset == port::SO { (other_channel, port::SX) } else { (channel, offset) };
                 let halves = &mut self.halves[usize::from(from.0)];
                 self.channels[channel].read_port(halves, offset, data)
             }
@@ -65,9 +68,9 @@ impl TreeNic {
 
         let error = match result {
             Ok(()) | Err(Refused::Reported) => 0,
-            Err(Refused::Align) if second_port(from) => prx::ALIGN1,
+            Err(Refused::Align) if is_at_second_port(from) => prx::ALIGN1,
             Err(Refused::Align) => prx::ALIGN0,
-            Err(Refused::Address) if second_port(from) => prx::ADDR1,
+            Err(Refused::Address) if is_at_second_port(from) => prx::ADDR1,
             Err(Refused::Address) => prx::ADDR0,
         };
 
@@ -127,9 +130,9 @@ impl TreeNic {
 
         let error = match result {
             Ok(()) | Err(Refused::Reported) => 0,
-            Err(Refused::Align) if second_port(from) => pix::ALIGN1,
+            Err(Refused::Align) if is_at_second_port(from) => pix::ALIGN1,
             Err(Refused::Align) => pix::ALIGN0,
-            Err(Refused::Address) if second_port(from) => pix::ADDR1,
+            Err(Refused::Address) if is_at_second_port(from) => pix::ADDR1,
             Err(Refused::Address) => pix::ADDR0,
         };
 
@@ -152,8 +155,8 @@ impl TreeNic {
         let done = match offset {
             offset if offset < DCR_END => admin && self.write_dcr(context, (offset - DCR_BASE) / 4, value),
             offset if (gi::BASE..gi::BASE + gi::SIZE).contains(&offset) => {
-                let privileged = (offset >> 4) & 3 >= gi::PRIVILEGED;
-                (admin || !privileged)
+                let is_privileged = u64::from(barrier::gi_channel_of(offset)) >= gi::PRIVILEGED;
+                (admin || !is_privileged)
                     && self.global_interrupts.write(offset - gi::BASE, value, &mut context.ports())
             }
             REG_INT_ENABLE => {
@@ -181,13 +184,13 @@ impl TreeNic {
             ARB_RSTAT => self.router_status(context),
             ARB_XSTAT => {
                 // The router orders its bits port 0, 1, 2, send FIFO from bit 0. The register has
-                // port 2, 1, 0, send FIFO from the top.
-                let nibble = |channel| {
+                // port 2, 1, 0, send FIFO from the top of four bits for each channel.
+                let four_bits = |channel| {
                     let blocked = u32::from(self.router.blocked(channel));
                     (blocked & 4) << 1 | (blocked & 2) << 1 | (blocked & 1) << 1 | (blocked >> 3) & 1
                 };
 
-                nibble(0) << 28 | nibble(1) << 24
+                four_bits(VC_SYSTEM) << 28 | four_bits(VC_USER) << 24
             }
             _ if (ARB_HD00..ARB_HD00 + ARB_HD_COUNT).contains(&number) => {
                 self.waiting_header(context, number - ARB_HD00)
@@ -269,7 +272,8 @@ impl TreeNic {
         let mut word = 0;
 
         for (channel, fifo) in self.channels.iter_mut().enumerate() {
-            let mut waits = u32::from(fifo.poll_send_head() != Head::Empty);
+            // Bit 0 is the FIFO's, and bit p + 1 that of port p.
+            let mut waits = u32::from(fifo.poll_send_head() != SendHead::Empty);
             let mut full = u32::from(fifo.is_recv_full());
 
             for port in 0..PORTS {
@@ -277,6 +281,7 @@ impl TreeNic {
                 let linked = ports.connected(port as u8);
                 full |= u32::from(linked && ports.credits(port as u8, channel) == 0) << (port + 1);
             }
+            // As `ARB_RSTAT` defines: four bits for each channel, channel 0 first.
             word |= waits << (28 - 4 * channel) | full << (20 - 4 * channel);
         }
         word
@@ -294,22 +299,28 @@ impl TreeNic {
             return if presence::parse(header).is_some() { 0 } else { header as u32 };
         }
 
+        // The index of a send FIFO's register follows those of two channels of each port.
         let channel = (index as usize) - 2 * PORTS;
         match self.channels.get_mut(channel).map(Channel::poll_send_head) {
-            Some(Head::Packet(header)) => header.0,
+            Some(SendHead::Packet(header)) => header.0,
             _ => 0,
         }
     }
 
-    /// Returns the FIFO pointer word. Packets move whole, so payload and header pointers are equal.
+    /// Returns the FIFO pointer word, as [`GLOB_FPTR`] defines it. Packets move whole, so payload
+    /// and header pointers are equal.
     fn fifo_pointers(&mut self) -> u32 {
+        /// The pointers have 3 bits.
+        const MASK: u32 = 7;
+
         let mut word = 0;
         for (number, channel) in self.channels.iter_mut().enumerate() {
-            let write = channel.send_head().wrapping_add(channel.send_count()) & 7;
-            let read = channel.recv_head() & 7;
+            let injection = channel.send_head().wrapping_add(channel.send_count()) & MASK;
+            let reception = channel.recv_head() & MASK;
 
+            // The pointers of channel 1 are 8 bits below those of channel 0.
             let shift = 8 * number as u32;
-            word |= (write << 28 | write << 24 | read << 12 | read << 8) >> shift;
+            word |= (injection << 28 | injection << 24 | reception << 12 | reception << 8) >> shift;
         }
         word
     }

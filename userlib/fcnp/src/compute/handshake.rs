@@ -76,8 +76,9 @@ impl ComputeCore {
         }
     }
 
-    /// Performs the RESET handshake. A RESET of everything is repeated until a process on the I/O
-    /// node has acknowledged it. Another RESET fails when the linked process is gone.
+    /// Performs the RESET handshake for `scope`. A RESET of everything is repeated until a process
+    /// on the I/O node has acknowledged it. Another RESET fails when the linked process is gone.
+    /// `token` is that of the last RESET, and is advanced.
     fn reset(&self, scope: Scope, token: &mut u32, waiter: &mut Waiter<'_>) -> Result<(), Error> {
         let io_node = self.node.channel.info().io_node;
         let linked = self.link();
@@ -135,7 +136,7 @@ impl ComputeCore {
             let head = ResetHead::of(&answer);
             if head.token.get() == token && answer.size == scope as u32 && u16::from(head.core) < CORES {
                 let generation = Generation(head.generation);
-                return Ok(IoNodeLink { core: head.core.into(), generation, own: own_generation, resets });
+                return Ok(IoNodeLink { core: head.core.into(), generation, own_generation, resets });
             }
             self.node.counters.strays.add(1);
         }

@@ -9,7 +9,7 @@ pub(super) struct IoNodeLink {
     pub(super) core: u16,
     pub(super) generation: Generation,
     /// Generation of this core when the link was made.
-    pub(super) own: Generation,
+    pub(super) own_generation: Generation,
     /// [`nicforge_driver::Device::resets`] when the link was made, modulo 256.
     pub(super) resets: u8,
 }
@@ -17,14 +17,19 @@ pub(super) struct IoNodeLink {
 impl IoNodeLink {
     /// Encodes the link in a word. The word is never 0, which encodes the absence of a link.
     pub(super) fn to_word(self) -> u32 {
-        let [generation, own] = [self.generation.0, self.own.0].map(u32::from);
-        (u32::from(self.core) + 1) | generation << 8 | own << 16 | u32::from(self.resets) << 24
+        let core_and_one = self.core as u8 + 1;
+        u32::from_le_bytes([core_and_one, self.generation.0, self.own_generation.0, self.resets])
     }
 
+    /// Returns the link that a word of [`IoNodeLink::to_word`] encodes, or `None` for 0.
     pub(super) fn from_word(word: u32) -> Option<Self> {
-        let [core, generation, own, resets] = word.to_le_bytes();
-        let core = u16::from(core.checked_sub(1)?);
-        Some(Self { core, generation: Generation(generation), own: Generation(own), resets })
+        let [core_and_one, generation, own_generation, resets] = word.to_le_bytes();
+        Some(Self {
+            core: core_and_one.checked_sub(1)?.into(),
+            generation: Generation(generation),
+            own_generation: Generation(own_generation),
+            resets,
+        })
     }
 
     /// Returns whether both links have the same process on the I/O node.

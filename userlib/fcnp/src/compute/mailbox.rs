@@ -39,17 +39,19 @@ use nicforge_shm::{SharedU32, Window};
 
 use crate::{Error, protocol::Kind, tree::Generation};
 
-// Offsets in the shared memory, and the size of a mailbox.
+// Offsets in the shared memory, the size of a mailbox, and the number of mailboxes of a core.
 const STREAM: u64 = 0x0;
 const READERS: u64 = 0x40;
-const BOXES: u64 = 0x100;
-const BOX: u64 = 0x200;
+const MAILBOXES: u64 = 0x100;
+const MAILBOX_BYTES: u64 = 0x200;
 const KINDS: u64 = 3;
 // Offsets in a mailbox.
 const DELIVERING: u64 = 0x00;
 const DELIVERED: u64 = 0x04;
 const TAKEN: u64 = 0x40;
 const CONTENT: u64 = 0x80;
+/// Position of the generation in the stream word.
+const GENERATION_SHIFT: u32 = 8;
 
 /// The mailbox of one core for one kind of acknowledgement.
 #[derive(Clone, Debug)]
@@ -61,9 +63,10 @@ pub(crate) struct Mailbox {
 }
 
 impl Mailbox {
+    /// Opens the mailbox of a core for a kind of acknowledgement, in the node's shared memory.
     pub(crate) fn new(shared: &Window, core: u16, kind: Kind) -> Result<Self, Error> {
-        let slot = u64::from(core % CORES) * KINDS + kind as u64;
-        let memory = shared.window(BOXES + slot * BOX, BOX)?;
+        let index = u64::from(core % CORES) * KINDS + kind as u64;
+        let memory = shared.window(MAILBOXES + index * MAILBOX_BYTES, MAILBOX_BYTES)?;
         Ok(Self {
             delivering: memory.u32(DELIVERING)?,
             delivered: memory.u32(DELIVERED)?,
@@ -79,18 +82,21 @@ impl Mailbox {
 
     /// Delivers packet `number`. Only the owner of the receive lock may call it.
     pub(crate) fn deliver(&self, number: u32, payload: &[u8; PAYLOAD]) -> Result<(), Error> {
-        let number = number.wrapping_add(1);
+        // In the mailbox, 0 stands for no packet.
+        let stored_number = number.wrapping_add(1);
 
-        self.delivering.store(number, Ordering::Relaxed);
+        // A reader that finds this number knows that the payload is being overwritten.
+        self.delivering.store(stored_number, Ordering::Relaxed);
         fence(Ordering::Release);
         self.memory.write_array(CONTENT, payload)?;
 
-        self.delivered.store(number, Ordering::Release);
+        self.delivered.store(stored_number, Ordering::Release);
         note_store();
         Ok(())
     }
 
-    /// Takes the delivered payload, once. Only the mailbox's own core may call it.
+    /// Takes the delivered payload. Returns `None` if there is none, or if it was taken before.
+    /// Only the mailbox's own core may call it.
     #[inline]
     pub(crate) fn take(&self) -> Result<Option<[u8; PAYLOAD]>, Error> {
         let number = self.delivered.load(Ordering::Acquire);
@@ -117,34 +123,39 @@ impl Mailbox {
     }
 }
 
-/// The process that receives the data packets in the receive FIFO.
+/// The data packets in the receive FIFO, by the process that receives them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stream {
     pub(crate) core: u16,
     pub(crate) generation: Generation,
 }
 
-/// The word that names the receiver of the data packets.
+/// The stream word, which names the receiver of the data packets: bits 7..0 hold its core's number
+/// plus 1, bits 15..8 its generation. It is 0 without a receiver.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamWord(SharedU32);
 
 impl StreamWord {
+    /// Opens the stream word in the node's shared memory.
     pub(crate) fn new(shared: &Window) -> Result<Self, Error> {
         Ok(Self(shared.u32(STREAM)?))
     }
 
+    /// Returns the process that receives the data packets, if any does.
     #[inline]
     pub(crate) fn get(&self) -> Option<Stream> {
         let word = self.0.load(Ordering::Acquire);
         let core = (word as u8).checked_sub(1)?;
-        Some(Stream { core: u16::from(core), generation: Generation((word >> 8) as u8) })
+        Some(Stream { core: u16::from(core), generation: Generation((word >> GENERATION_SHIFT) as u8) })
     }
 
     /// Sets the stream. Only the owner of the receive lock may call it.
     #[inline]
     pub(crate) fn set(&self, stream: Option<Stream>) {
         let word = match stream {
-            Some(stream) => (u32::from(stream.core) + 1) | (u32::from(stream.generation.0) << 8),
+            Some(stream) => {
+                (u32::from(stream.core) + 1) | (u32::from(stream.generation.0) << GENERATION_SHIFT)
+            }
             None => 0,
         };
 
@@ -158,11 +169,13 @@ impl StreamWord {
 pub(crate) struct Readers([SharedU32; CORES as usize]);
 
 impl Readers {
+    /// Opens the words of all cores in the node's shared memory.
     pub(crate) fn new(shared: &Window) -> Result<Self, Error> {
         let word = |core: u64| shared.u32(READERS + 4 * core);
         Ok(Self([word(0)?, word(1)?, word(2)?, word(3)?]))
     }
 
+    /// Returns the generation of the process of `core` that is in a read, if any is.
     #[inline]
     pub(crate) fn get(&self, core: u16) -> Option<Generation> {
         let generation = Generation(self.word(core).load(Ordering::Acquire) as u8);
@@ -174,6 +187,7 @@ impl Readers {
         self.word(core).store(process.map_or(0, |process| process.0.into()), Ordering::Release);
     }
 
+    /// Returns the word of a core.
     fn word(&self, core: u16) -> &SharedU32 {
         &self.0[usize::from(core % CORES)]
     }

@@ -43,6 +43,7 @@ enum Direction {
 impl Direction {
     const BOTH: [Self; 2] = [Self::Read, Self::Write];
 
+    /// Returns the scope of a RESET that concerns only this direction.
     fn scope(self) -> Scope {
         match self {
             Direction::Read => Scope::Read,
@@ -70,20 +71,20 @@ struct DirectionState {
     needs_reset: AtomicBool,
     /// [`IoNodeLink::to_word`] of the process on the I/O node with which this direction's calls
     /// communicate. It is 0 once a call has reported the loss of that process.
-    known: AtomicU32,
+    known_peer: AtomicU32,
 }
 
 /// A flag that this value has set, and clears when it is dropped.
-struct Flag<'a>(&'a AtomicBool);
+struct FlagGuard<'a>(&'a AtomicBool);
 
-impl<'a> Flag<'a> {
+impl<'a> FlagGuard<'a> {
     /// Sets the flag, or returns `None` if it is set already.
     fn set(flag: &'a AtomicBool) -> Option<Self> {
         (!flag.swap(true, Ordering::AcqRel)).then_some(Self(flag))
     }
 }
 
-impl Drop for Flag<'_> {
+impl Drop for FlagGuard<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }
@@ -145,7 +146,7 @@ impl ComputeCore {
 
         let link = core.ensure_linked(&mut waiter)?;
         for state in &core.directions {
-            state.known.store(link.to_word(), Ordering::Relaxed);
+            state.known_peer.store(link.to_word(), Ordering::Relaxed);
         }
         Ok(core)
     }
@@ -173,7 +174,7 @@ impl ComputeCore {
         deadline: Deadline,
         cancel: Option<&Cancel>,
     ) -> Result<usize, Error> {
-        self.call(Direction::Write, deadline, cancel, |link, waiter| self.transfer_out(data, link, waiter))
+        self.call(Direction::Write, deadline, cancel, |link, waiter| self.perform_write(data, link, waiter))
     }
 
     /// Receives into `buffer` the data of the matching call on the I/O node, as much as fits.
@@ -197,7 +198,7 @@ impl ComputeCore {
         deadline: Deadline,
         cancel: Option<&Cancel>,
     ) -> Result<usize, Error> {
-        self.call(Direction::Read, deadline, cancel, |link, waiter| self.transfer_in(buffer, link, waiter))
+        self.call(Direction::Read, deadline, cancel, |link, waiter| self.perform_read(buffer, link, waiter))
     }
 
     /// Returns the core's rank in its pset, by which the I/O node names it: 4 times the node's
@@ -216,14 +217,17 @@ impl ComputeCore {
         self.node.counters.snapshot()
     }
 
+    /// Returns the deadline of a call without a deadline of its own.
     fn deadline(&self) -> Deadline {
         self.config.timeout.map_or(Deadline::never(), Deadline::after)
     }
 
+    /// Returns the other side of every transfer, for errors.
     fn peer(&self) -> Peer {
         Peer::IoNode { address: self.node.channel.info().io_node }
     }
 
+    /// Returns the state of the calls of one direction.
     fn state(&self, direction: Direction) -> &DirectionState {
         &self.directions[direction as usize]
     }
@@ -235,15 +239,15 @@ impl ComputeCore {
         direction: Direction,
         deadline: Deadline,
         cancel: Option<&Cancel>,
-        transfer: impl FnOnce(IoNodeLink, &mut Waiter<'_>) -> Result<usize, (Error, Sent)>,
+        transfer: impl FnOnce(IoNodeLink, &mut Waiter<'_>) -> Result<usize, FailedTransfer>,
     ) -> Result<usize, Error> {
         let state = self.state(direction);
-        let _busy = Flag::set(&state.busy).ok_or(Error::Busy { what: direction.call() })?;
+        let _busy = FlagGuard::set(&state.busy).ok_or(Error::Busy { what: direction.call() })?;
         let mut waiter = Waiter::new(&self.node.channel, deadline, cancel);
 
         let (link, _running) = loop {
             let link = self.link_for(direction, &mut waiter)?;
-            let running = Flag::set(&state.running);
+            let running = FlagGuard::set(&state.running);
             // Orders the flag against a RESET of everything, which follows a new peer. Either that
             // RESET waits for this call, or this call sees that its link is no longer valid.
             fence(Ordering::SeqCst);
@@ -252,7 +256,7 @@ impl ComputeCore {
             }
         };
 
-        let (error, sent) = match transfer(link, &mut waiter) {
+        let FailedTransfer { error, sent } = match transfer(link, &mut waiter) {
             Ok(size) => return Ok(size),
             Err(failed) => failed,
         };
@@ -277,7 +281,7 @@ impl ComputeCore {
     /// of the last call is gone. That error is needed even if another process is there already:
     /// agreements with the old process do not bind the new one.
     fn link_for(&self, direction: Direction, waiter: &mut Waiter<'_>) -> Result<IoNodeLink, Error> {
-        let known = IoNodeLink::from_word(self.state(direction).known.load(Ordering::Relaxed));
+        let known = IoNodeLink::from_word(self.state(direction).known_peer.load(Ordering::Relaxed));
         if let Some(known) = known.filter(|known| self.peer_is_gone(*known)) {
             self.record_loss(direction, known);
             return Err(Error::PeerGone { peer: self.peer() });
@@ -289,7 +293,7 @@ impl ComputeCore {
                 Err(Error::PeerGone { peer: self.peer() })
             }
             (Ok(link), _) => {
-                self.state(direction).known.store(link.to_word(), Ordering::Relaxed);
+                self.state(direction).known_peer.store(link.to_word(), Ordering::Relaxed);
                 Ok(link)
             }
             (Err(error @ Error::PeerGone { .. }), Some(known)) => {
@@ -300,10 +304,11 @@ impl ComputeCore {
         }
     }
 
-    /// Records for `direction` that the process of `lost` is gone.
+    /// Records that the loss of `lost`'s process is reported in `direction`, and drops the current
+    /// link if it is to that process.
     #[cold]
     fn record_loss(&self, direction: Direction, lost: IoNodeLink) {
-        self.state(direction).known.store(0, Ordering::Relaxed);
+        self.state(direction).known_peer.store(0, Ordering::Relaxed);
 
         let unlink = |word| IoNodeLink::from_word(word).filter(|link| link.has_peer_of(lost)).map(|_| 0);
         if self.link.fetch_update(Ordering::AcqRel, Ordering::Acquire, unlink).is_ok() {
@@ -333,9 +338,10 @@ impl ComputeCore {
     /// Returns whether this core's device was reset since `link` was made.
     #[inline]
     fn was_reset_since(&self, link: IoNodeLink) -> bool {
-        self.own_generation() != link.own || self.resets() != link.resets
+        self.own_generation() != link.own_generation || self.resets() != link.resets
     }
 
+    /// Returns the number of resets of the device, modulo 256.
     #[inline]
     fn resets(&self) -> u8 {
         self.node.channel.device().resets() as u8
@@ -347,20 +353,32 @@ impl ComputeCore {
         self.node.channel.presence(self.node.channel.info().io_node, link.core) != link.generation
     }
 
+    /// Returns the generation of this core.
     #[inline]
     fn own_generation(&self) -> Generation {
         self.node.generation(self.node.name.core)
     }
 
-    /// Returns the header of packets to the I/O node.
-    fn header(&self, irq: bool) -> Header {
-        Header::point_to_point(CLASS, self.node.channel.info().io_node, irq)
+    /// Returns the header of data packets to the I/O node.
+    fn data_header(&self) -> Header {
+        Header::point_to_point(CLASS, self.node.channel.info().io_node, false)
+    }
+
+    /// Returns the header of control packets to the I/O node. These have the irq bit.
+    fn control_header(&self) -> Header {
+        Header::point_to_point(CLASS, self.node.channel.info().io_node, true)
     }
 
     /// Returns the identification of this core in packets.
     fn name(&self) -> CoreName {
         self.node.name
     }
+}
+
+/// The failure of a call.
+struct FailedTransfer {
+    error: Error,
+    sent: Sent,
 }
 
 /// Whether a failed call has sent its request, which must then be withdrawn.

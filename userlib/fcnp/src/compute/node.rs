@@ -33,8 +33,8 @@ pub(super) type LockedReceiver<'a> = Receiver<'a, Held<&'a LockBox>>;
 pub(super) enum Polled {
     /// The FIFO is empty.
     Empty,
-    /// The awaited acknowledgement.
-    Wanted(Control),
+    /// The acknowledgement that the caller waits for.
+    Awaited(Control),
     /// The beginning of another core's or thread's read, which now has the receive lock.
     StreamHandedOver,
     /// Another packet, which has been handled.
@@ -74,6 +74,7 @@ pub(super) struct Node {
     pub(super) name: CoreName,
     pub(super) counters: Counters,
     stream: StreamWord,
+    /// The mailboxes of each core, by [`Kind`].
     mailboxes: Vec<[Mailbox; 3]>,
     readers: Readers,
 }
@@ -88,6 +89,7 @@ impl Drop for ReaderEntry<'_> {
 }
 
 impl Node {
+    /// Opens the state that the cores of a compute node share. Fails on an I/O node.
     pub(super) fn new(channel: TreeChannel) -> Result<Self, Error> {
         let info = *channel.info();
 
@@ -112,6 +114,7 @@ impl Node {
         Ok(Self { name, counters: Counters::default(), stream, mailboxes, readers, channel })
     }
 
+    /// Returns the generation of a core of this node.
     pub(super) fn generation(&self, core: u16) -> Generation {
         self.channel.presence(self.name.node, core)
     }
@@ -128,6 +131,7 @@ impl Node {
         self.readers.get(core) == Some(generation)
     }
 
+    /// Returns the mailbox of a core for a kind of acknowledgement.
     fn mailbox(&self, core: u16, kind: Kind) -> &Mailbox {
         &self.mailboxes[usize::from(core % CORES)][kind as usize]
     }
@@ -150,33 +154,37 @@ impl Node {
         stream.generation != self.generation(stream.core)
     }
 
-    /// Returns whether a core that waits for an acknowledgement of `want` may touch the FIFO.
-    fn access_for(&self, stream: Option<Stream>, want: Kind) -> FifoAccess {
+    /// Returns whether this core may touch the FIFO while it waits for an acknowledgement of kind
+    /// `awaited` and the stream word names `stream`.
+    fn access_for(&self, stream: Option<Stream>, awaited: Kind) -> FifoAccess {
         match stream {
             None => FifoAccess::Free,
             Some(stream) if self.is_stale(stream) => FifoAccess::AfterClear,
             Some(stream) if stream.core != self.name.core => FifoAccess::Refused,
             Some(stream) if !self.is_reading(stream.core, stream.generation) => FifoAccess::AfterClear,
-            Some(_) if want == Kind::Read => FifoAccess::Free,
+            // The stream is this core's own.
+            Some(_) if awaited == Kind::Read => FifoAccess::Free,
             Some(_) => FifoAccess::Refused,
         }
     }
 
-    /// Takes the receive lock, if it is free and `want` may have it.
+    /// Takes the receive lock, if it is free and a call that waits for an acknowledgement of kind
+    /// `awaited` may touch the FIFO.
     #[inline]
-    pub(super) fn try_receiver_for(&self, want: Kind) -> Option<LockedReceiver<'_>> {
+    pub(super) fn try_receiver_for(&self, awaited: Kind) -> Option<LockedReceiver<'_>> {
         let stream = self.stream.get();
-        if self.access_for(stream, want) == FifoAccess::Refused {
+        if self.access_for(stream, awaited) == FifoAccess::Refused {
             return None;
         }
 
+        // The lock may have been handed over to a core that had died already.
         if let Some(stream) = stream.filter(|stream| self.is_stale(*stream)) {
             self.channel.receive_lock().free_handed(stream.core);
         }
 
         let receiver = self.try_receiver()?;
         // Another core may have received a READ acknowledgement before this core took the lock.
-        let access = self.access_for(self.stream.get(), want);
+        let access = self.access_for(self.stream.get(), awaited);
         if access == FifoAccess::AfterClear {
             self.stream.set(None);
         }
@@ -197,9 +205,9 @@ impl Node {
         self.stream.set(None);
     }
 
-    /// Handles the first packet in the FIFO. It takes the acknowledgement of kind `want` for this
+    /// Handles the first packet in the FIFO. Takes the acknowledgement of kind `awaited` for this
     /// core, delivers one for another core or call to its mailbox, and discards other packets.
-    pub(super) fn poll(&self, receiver: &mut LockedReceiver<'_>, want: Kind) -> Result<Polled, Error> {
+    pub(super) fn poll(&self, receiver: &mut LockedReceiver<'_>, awaited: Kind) -> Result<Polled, Error> {
         let Some(header) = receiver.peek() else {
             self.counters.polls.add(1);
             return Ok(Polled::Empty);
@@ -215,13 +223,17 @@ impl Node {
         let Some((control, payload)) = self.first_control(receiver) else { return Ok(Polled::Other) };
 
         let number = receiver.position();
-        let is_awaited = control.core == self.name && control.kind == want;
-        let has_data = control.kind == Kind::Read && Split::new(control.size, control.size).packets != 0;
-        let generation = self.generation(control.core.core);
+        let is_awaited = control.core == self.name && control.kind == awaited;
+        let is_read = control.kind == Kind::Read;
+        let has_data = is_read && Split::new(control.size, control.size).packets != 0;
         let core = control.core.core;
+        let generation = self.generation(core);
+
+        // An abort concerns a stream, and there is none here.
+        let is_late_abort = is_read && control.size == ABORT;
         // The core has given up this read, so its data have no reader and are orphans.
-        let unwanted = control.kind == Kind::Read && !self.is_reading(core, generation);
-        if control.kind == Kind::Read && control.size == ABORT || !generation.is_up() || unwanted {
+        let has_no_reader = is_read && !self.is_reading(core, generation);
+        if is_late_abort || !generation.is_up() || has_no_reader {
             receiver.advance();
             self.counters.strays.add(1);
             return Ok(Polled::Other);
@@ -233,13 +245,14 @@ impl Node {
 
         if is_awaited {
             receiver.advance();
-            return Ok(Polled::Wanted(control));
+            return Ok(Polled::Awaited(control));
         }
 
         self.mailbox(core, control.kind).deliver(number, &payload)?;
         self.counters.hand_overs.add(1);
 
         if has_data && core != self.name.core {
+            // The packet stays first in the FIFO until that core has adopted the lock.
             receiver.publish();
             receiver.held().hand_over(core);
             return Ok(Polled::StreamHandedOver);

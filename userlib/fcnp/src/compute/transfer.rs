@@ -3,7 +3,7 @@
 use nicforge_hwi::tree::PAYLOAD;
 
 use super::{
-    ComputeCore, IoNodeLink, Sent,
+    ComputeCore, FailedTransfer, IoNodeLink, Sent,
     node::{Interruption, LockedReceiver, Polled},
 };
 use crate::{
@@ -14,30 +14,32 @@ use crate::{
     wait::{Waiter, until_next_check},
 };
 
-/// Number of packets that are sent in a row under the send lock (paper, IV).
+/// Number of packets that are sent in a row under the send lock (FCNP paper, section IV).
 pub(crate) const BATCH: usize = 8;
 
 impl ComputeCore {
     /// Performs a write: request with head, acknowledgement, data.
-    pub(super) fn transfer_out(
+    pub(super) fn perform_write(
         &self,
         data: &[u8],
         link: IoNodeLink,
         waiter: &mut Waiter<'_>,
-    ) -> Result<usize, (Error, Sent)> {
+    ) -> Result<usize, FailedTransfer> {
         let is_peer_gone = || self.is_gone(link);
         let requested = request_size(data.len());
 
         let request =
             Control::new(Kind::Write, self.name(), requested).with_head(&data[..Split::head_of(requested)]);
-        self.send_control(&request, is_peer_gone, waiter).map_err(|error| (error, Sent::Nothing))?;
+        self.send_control(&request, is_peer_gone, waiter)
+            .map_err(|error| FailedTransfer { error, sent: Sent::Nothing })?;
 
-        self.transfer_out_requested(data, requested, link, waiter).map_err(|error| (error, Sent::Request))
+        self.finish_write(data, requested, link, waiter)
+            .map_err(|error| FailedTransfer { error, sent: Sent::Request })
     }
 
     /// Waits for the acknowledgement of a requested write, and sends the data that it asks for.
     /// Returns the number of bytes agreed on.
-    fn transfer_out_requested(
+    fn finish_write(
         &self,
         data: &[u8],
         requested: u32,
@@ -52,16 +54,16 @@ impl ComputeCore {
         let agreed = self.agreed_size(&answer, requested)?;
         let split = Split::new(requested, agreed);
         let body = &data[split.head..agreed as usize];
-        let header = self.header(false);
+        let header = self.data_header();
 
         let (mut watch, mut packets) =
             (PresenceWatch::default(), Tally::of(&self.node.counters.packets_sent));
-        let mut at = 0;
+        let mut sent_bytes = 0;
 
-        while at < body.len() {
+        while sent_bytes < body.len() {
             let guard = self.node.channel.send_lock().lock(self.node.channel.owner(), waiter)?;
-            let sent = self.node.channel.send_batch(guard).send_data(header, &body[at..], BATCH);
-            at = body.len().min(at + sent * PAYLOAD);
+            let sent = self.node.channel.send_batch(guard).send_data(header, &body[sent_bytes..], BATCH);
+            sent_bytes = body.len().min(sent_bytes + sent * PAYLOAD);
             packets.add(sent);
 
             if self.check_gone(&mut watch, link) {
@@ -71,7 +73,7 @@ impl ComputeCore {
             if sent == 0 {
                 self.node.counters.stalls.add(1);
                 waiter.pause("room in the send FIFO")?;
-            } else if at < body.len() {
+            } else if sent_bytes < body.len() {
                 waiter.count_packets(sent, "the data to leave")?;
             }
         }
@@ -82,25 +84,27 @@ impl ComputeCore {
     }
 
     /// Performs a read: request, acknowledgement with head, data.
-    pub(super) fn transfer_in(
+    pub(super) fn perform_read(
         &self,
         buffer: &mut [u8],
         link: IoNodeLink,
         waiter: &mut Waiter<'_>,
-    ) -> Result<usize, (Error, Sent)> {
+    ) -> Result<usize, FailedTransfer> {
         let requested = request_size(buffer.len());
         let request = Control::new(Kind::Read, self.name(), requested);
 
         // The core enters itself before the acknowledgement can arrive.
         let _reading = self.node.enter_readers();
-        self.send_control(&request, || self.is_gone(link), waiter).map_err(|error| (error, Sent::Nothing))?;
+        self.send_control(&request, || self.is_gone(link), waiter)
+            .map_err(|error| FailedTransfer { error, sent: Sent::Nothing })?;
 
-        self.transfer_in_requested(buffer, requested, link, waiter).map_err(|error| (error, Sent::Request))
+        self.finish_read(buffer, requested, link, waiter)
+            .map_err(|error| FailedTransfer { error, sent: Sent::Request })
     }
 
     /// Waits for the acknowledgement of a requested read, and receives the data that follow it.
     /// Returns the number of bytes agreed on.
-    fn transfer_in_requested(
+    fn finish_read(
         &self,
         buffer: &mut [u8],
         requested: u32,
@@ -117,6 +121,7 @@ impl ComputeCore {
         head.copy_from_slice(&answer.head[..split.head]);
 
         if split.packets != 0 {
+            // Without the lock, another thread has handed the stream over to this core.
             let mut receiver = match receiver {
                 Some(receiver) => receiver,
                 None => self.lock_own_stream(waiter)?,
@@ -154,9 +159,9 @@ impl ComputeCore {
     ) -> Result<(), Error> {
         let (mut watch, mut packets) =
             (PresenceWatch::default(), Tally::of(&self.node.counters.packets_received));
-        let mut at = 0;
+        let mut received_bytes = 0;
 
-        while at < body.len() {
+        while received_bytes < body.len() {
             // The check precedes the read of the FIFO. Once the I/O node is seen down, all packets
             // that it sent are in the FIFO.
             let peer_gone = self.check_gone(&mut watch, link);
@@ -164,19 +169,19 @@ impl ComputeCore {
                 return Err(Error::PeerGone { peer: self.peer() });
             }
 
-            let count = receiver.take_data(until_next_check(body, at));
-            at = body.len().min(at + count.packets * PAYLOAD);
-            packets.add(count.packets);
+            let taken = receiver.take_data(until_next_check(body, received_bytes));
+            received_bytes = body.len().min(received_bytes + taken.packets * PAYLOAD);
+            packets.add(taken.packets);
 
-            if count.control {
+            if taken.control {
                 match self.node.handle_interruption(receiver)? {
                     Interruption::None => waiter.progress(),
                     Interruption::Aborted => return Err(Error::Aborted { peer: self.peer() }),
                     Interruption::Replaced => return Err(Error::PeerGone { peer: self.peer() }),
                 }
-            } else if count.packets != 0 {
-                if at < body.len() {
-                    waiter.count_packets(count.packets, "data")?;
+            } else if taken.packets != 0 {
+                if received_bytes < body.len() {
+                    waiter.count_packets(taken.packets, "data")?;
                 }
             } else if peer_gone {
                 return Err(Error::PeerGone { peer: self.peer() });
@@ -201,24 +206,25 @@ impl ComputeCore {
         Ok(answer.size)
     }
 
-    /// Sends a control packet to the I/O node.
+    /// Sends a control packet to the I/O node, and waits for room in the send FIFO. Fails when
+    /// `is_peer_gone` holds while there is no room.
     pub(super) fn send_control(
         &self,
         control: &Control,
-        peer_gone: impl Fn() -> bool,
+        is_peer_gone: impl Fn() -> bool,
         waiter: &mut Waiter<'_>,
     ) -> Result<(), Error> {
         let payload = control.encode();
 
         loop {
             let guard = self.node.channel.send_lock().lock(self.node.channel.owner(), waiter)?;
-            if self.node.channel.send_batch(guard).try_send(self.header(true), &payload) {
+            if self.node.channel.send_batch(guard).try_send(self.control_header(), &payload) {
                 self.node.counters.packets_sent.add(1);
                 return Ok(());
             }
 
             self.node.counters.stalls.add(1);
-            if peer_gone() {
+            if is_peer_gone() {
                 return Err(Error::PeerGone { peer: self.peer() });
             }
 
@@ -226,19 +232,20 @@ impl ComputeCore {
         }
     }
 
-    /// Waits for an acknowledgement. It polls the receive FIFO while the receive lock is free, and
-    /// checks the mailbox otherwise. The result includes the receive lock if this thread holds it.
+    /// Waits for this core's acknowledgement of kind `awaited`. Polls the receive FIFO while the
+    /// receive lock is free, and checks the mailbox otherwise. Returns the acknowledgement, and the
+    /// receive lock if this thread holds it. `operation` names the awaited event in an error.
     pub(super) fn await_acknowledgement(
         &self,
-        wanted: Kind,
-        peer_gone: impl Fn() -> bool,
+        awaited: Kind,
+        is_peer_gone: impl Fn() -> bool,
         waiter: &mut Waiter<'_>,
         operation: &'static str,
     ) -> Result<(Control, Option<LockedReceiver<'_>>), Error> {
         let mut received = self.node.channel.received();
 
         loop {
-            if let Some(control) = self.node.take_delivered(wanted)? {
+            if let Some(control) = self.node.take_delivered(awaited)? {
                 return Ok((control, None));
             }
 
@@ -250,17 +257,19 @@ impl ComputeCore {
                 waiter.progress();
             }
 
-            if let Some(mut receiver) = self.node.try_receiver_for(wanted) {
+            if let Some(mut receiver) = self.node.try_receiver_for(awaited) {
                 // The last lock owner may have delivered the packet between the check above and the
                 // lock.
-                if let Some(control) = self.node.take_delivered(wanted)? {
+                if let Some(control) = self.node.take_delivered(awaited)? {
                     return Ok((control, Some(receiver)));
                 }
 
                 loop {
-                    let peer_gone = peer_gone();
-                    match self.node.poll(&mut receiver, wanted)? {
-                        Polled::Wanted(control) => return Ok((control, Some(receiver))),
+                    // The check precedes the read of the FIFO, which then has all packets of a peer
+                    // that is gone.
+                    let peer_gone = is_peer_gone();
+                    match self.node.poll(&mut receiver, awaited)? {
+                        Polled::Awaited(control) => return Ok((control, Some(receiver))),
                         Polled::Other => waiter.progress(),
                         Polled::StreamHandedOver => break,
                         Polled::Empty if peer_gone => return Err(Error::PeerGone { peer: self.peer() }),

@@ -33,7 +33,7 @@ pub(super) struct Call<'a> {
     link: Option<CoreLink>,
     /// The call is in the queue for the pset's slot.
     queued: bool,
-    /// The time of the last progress.
+    /// The time at which the call began to find nothing to do; `None` after progress.
     idle_since: Option<Instant>,
 }
 
@@ -63,6 +63,7 @@ impl<'a> Call<'a> {
         };
 
         if entry.busy[direction as usize].swap(true, Ordering::AcqRel) {
+            // The directions are named from the core's side, the calls from the I/O node's.
             let what = match direction {
                 Direction::Read => "a write",
                 Direction::Write => "a read",
@@ -86,8 +87,10 @@ impl<'a> Call<'a> {
         let (head, body) = buffer[..agreed as usize].split_at_mut(split.head);
         head.copy_from_slice(&request.head[..split.head]);
 
-        self.acknowledge(&Control::new(Kind::Write, link.name, agreed), request, link, split.packets != 0)?;
-        let received = if split.packets == 0 { Ok(()) } else { self.receive_data(body, link) };
+        let receives_data = split.packets != 0;
+        let answer = Control::new(Kind::Write, link.name, agreed);
+        self.acknowledge(&answer, request, link, receives_data)?;
+        let received = if receives_data { self.receive_data(body, link) } else { Ok(()) };
 
         match received {
             Err(error) if error.is_timeout_or_cancel() => return Err(error),
@@ -108,12 +111,14 @@ impl<'a> Call<'a> {
         let agreed = request.size.min(request_size(data.len()));
         let split = Split::new(agreed, agreed);
         let (head, body) = data[..agreed as usize].split_at(split.head);
-        self.acknowledge(&Control::new(Kind::Read, link.name, agreed).with_head(head), request, link, false)?;
+        let receives_data = false;
+        let answer = Control::new(Kind::Read, link.name, agreed).with_head(head);
+        self.acknowledge(&answer, request, link, receives_data)?;
 
         match self.send_data(body, link) {
             Err(error) if error.is_timeout_or_cancel() => {
                 // The core receives an abort. The slot is free as soon as that message has left.
-                spin_lock(&self.inner.cores[self.core as usize].state).abort = true;
+                spin_lock(&self.inner.cores[self.core as usize].state).is_abort_due = true;
                 self.inner.queue_reply(self.core);
                 // The next thread that services the FIFO sends a packet that cannot leave now.
                 self.inner.service()?;
@@ -140,13 +145,13 @@ impl<'a> Call<'a> {
         let slot = &inner.slots[self.direction as usize];
 
         loop {
-            let count = inner.event.count();
+            let event_count = inner.event.count();
             self.check_peer()?;
 
             if !self.has_request() {
                 // The request may have been withdrawn, and other calls are queued after this one.
                 self.leave_slot_queue();
-                self.wait_once(count, "a request of the core")?;
+                self.wait_once(event_count, "a request of the core")?;
                 continue;
             }
 
@@ -163,7 +168,7 @@ impl<'a> Call<'a> {
             }
 
             self.queued = true;
-            self.wait_once(count, "another transfer of the pset to end")?;
+            self.wait_once(event_count, "another transfer of the pset to end")?;
         }
     }
 
@@ -194,7 +199,8 @@ impl<'a> Call<'a> {
         Some((request, link))
     }
 
-    /// Checks that the core's process is the one for which this call began to wait.
+    /// Checks that the core's process is the one for which this call began to wait, and that this
+    /// direction has no lost process to report.
     fn check_peer(&mut self) -> Result<(), Error> {
         let mut state = spin_lock(&self.inner.cores[self.core as usize].state);
         if state.link.is_some_and(|link| self.inner.is_gone(link)) {
@@ -296,12 +302,12 @@ impl<'a> Call<'a> {
         // The lock is kept from batch to batch unless another thread wants it. Taking it again
         // would wait for the stores of the last batch.
         let mut send_lock = None;
-        let mut at = 0;
+        let mut sent_bytes = 0;
 
-        while at < data.len() {
+        while sent_bytes < data.len() {
             let guard = send_lock.get_or_insert_with(|| inner.send.lock());
-            let sent = inner.channel.send_batch(&*guard).send_data(header, &data[at..], BATCH);
-            at = data.len().min(at + sent * PAYLOAD);
+            let sent = inner.channel.send_batch(&*guard).send_data(header, &data[sent_bytes..], BATCH);
+            sent_bytes = data.len().min(sent_bytes + sent * PAYLOAD);
             packets.add(sent);
 
             let (must_check, has_waiter) = (self.needs_check(&mut watch, link), inner.send.has_waiter());
@@ -320,7 +326,7 @@ impl<'a> Call<'a> {
                 inner.counters.stalls.add(1);
                 inner.service()?;
                 self.waiter.pause("room in the send FIFO")?;
-            } else if at < data.len() {
+            } else if sent_bytes < data.len() {
                 self.waiter.count_packets(sent, "the data to leave")?;
             }
         }
@@ -357,11 +363,11 @@ impl<'a> Call<'a> {
 
         let (mut watch, mut packets) =
             (PresenceWatch::default(), Tally::of(&self.inner.counters.packets_received));
-        let mut at = 0;
+        let mut received_bytes = 0;
         let mut packets_after_end = 0;
 
         let result = loop {
-            if at == body.len() {
+            if received_bytes == body.len() {
                 break Ok(());
             }
 
@@ -372,11 +378,11 @@ impl<'a> Call<'a> {
                 break Err(error);
             }
 
-            let count = receiver.take_data(until_next_check(body, at));
-            at = body.len().min(at + count.packets * PAYLOAD);
-            packets.add(count.packets);
+            let taken = receiver.take_data(until_next_check(body, received_bytes));
+            received_bytes = body.len().min(received_bytes + taken.packets * PAYLOAD);
+            packets.add(taken.packets);
 
-            if count.control {
+            if taken.control {
                 let mut payload = [0; PAYLOAD];
                 receiver.payload(&mut payload);
                 receiver.advance();
@@ -396,9 +402,9 @@ impl<'a> Call<'a> {
                 // No other thread services the FIFO during this call, so replies to other cores
                 // leave here.
                 self.inner.flush();
-            } else if count.packets != 0 {
-                if at < body.len()
-                    && let Err(error) = self.waiter.count_packets(count.packets, "data of the core")
+            } else if taken.packets != 0 {
+                if received_bytes < body.len()
+                    && let Err(error) = self.waiter.count_packets(taken.packets, "data of the core")
                 {
                     break Err(error);
                 }
@@ -414,7 +420,7 @@ impl<'a> Call<'a> {
         };
 
         if result.as_ref().is_err_and(Error::is_timeout_or_cancel) {
-            let remaining = (body.len() - at).div_ceil(PAYLOAD);
+            let remaining = (body.len() - received_bytes).div_ceil(PAYLOAD);
             let drain = Drain { core: self.core, packets: remaining };
             self.inner.receive.begin_drain(receiver.held(), drain);
         }
@@ -427,16 +433,16 @@ impl<'a> Call<'a> {
 
     /// Makes one iteration of a loop that waits for a packet. It sleeps if only the daemon polls,
     /// or in interrupt mode once the loop has polled for
-    /// [`Config::poll_phase`](crate::Config::poll_phase). `count` is the event's count before the
-    /// loop checked its condition.
-    fn wait_once(&mut self, count: u32, operation: &'static str) -> Result<(), Error> {
+    /// [`Config::poll_phase`](crate::Config::poll_phase). `event_count` is the event's count before
+    /// the loop checked its condition.
+    fn wait_once(&mut self, event_count: u32, operation: &'static str) -> Result<(), Error> {
         if self.inner.config.poller == Poller::Daemon {
             self.inner.check_own()?;
             self.waiter.check(operation)?;
             if let Some(error) = self.inner.daemon.failure() {
                 return Err(error.clone());
             }
-            return self.sleep(count);
+            return self.sleep(event_count);
         }
 
         if self.inner.service()? {
@@ -454,7 +460,7 @@ impl<'a> Call<'a> {
                 if self.inner.daemon.remove_caller() {
                     self.inner.daemon.wake();
                 }
-                let slept = self.sleep(count);
+                let slept = self.sleep(event_count);
                 self.inner.daemon.add_caller();
                 return slept;
             }
@@ -470,17 +476,15 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Sleeps until a thread has handled a packet since `count` was read, or until the next check
-    /// of the cancellation token is due.
-    fn sleep(&self, count: u32) -> Result<(), Error> {
-        self.inner.event.sleep(
-            count,
-            self.waiter
-                .remaining()
-                .map_or(CANCEL_CHECK_INTERVAL, |remaining| remaining.min(CANCEL_CHECK_INTERVAL)),
-        );
-        // Nothing else on this path notices that the device is lost, and the daemon does not report
-        // it.
+    /// Sleeps until a thread has handled a packet since `event_count` was read, or until the next
+    /// check of the deadline or the cancellation token is due.
+    fn sleep(&self, event_count: u32) -> Result<(), Error> {
+        let remaining = self.waiter.remaining();
+        let longest = remaining.map_or(CANCEL_CHECK_INTERVAL, |time| time.min(CANCEL_CHECK_INTERVAL));
+        self.inner.event.sleep(event_count, longest);
+
+        // With `Poller::Calls`, a call that sleeps does not look at the daemon's failure. So it
+        // notices only here that the device is lost.
         match self.inner.channel.device().gone_cause() {
             Some(cause) => Err(DriverError::DeviceGone { cause }.into()),
             None => Ok(()),

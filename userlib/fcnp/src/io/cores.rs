@@ -58,6 +58,7 @@ pub(super) enum Direction {
 impl Direction {
     pub(super) const BOTH: [Self; 2] = [Self::Read, Self::Write];
 
+    /// Returns whether a RESET of this scope concerns the direction.
     pub(super) fn is_in(self, scope: Scope) -> bool {
         match self {
             Direction::Read => scope.has_read(),
@@ -95,12 +96,13 @@ pub(super) struct CoreState {
     /// The link was lost, and no call in this direction has reported it.
     pub(super) lost: [bool; 2],
     pub(super) requests: [Option<Request>; 2],
-    /// A transfer is running.
+    /// A transfer is running, or its data are being discarded.
     pub(super) running: [bool; 2],
     /// An acknowledgement of a RESET is due once the transfers in its scope have ended.
     pub(super) pending_reset: Option<PendingReset>,
-    /// The message that aborts a read is due. The pset's slot stays taken until it has left.
-    pub(super) abort: bool,
+    /// The message that aborts the running read is due. The pset's slot stays taken until it has
+    /// left.
+    pub(super) is_abort_due: bool,
 }
 
 /// A compute core: its locked state, and flags that are read without the lock.

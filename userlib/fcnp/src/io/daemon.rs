@@ -1,4 +1,4 @@
-//! The thread that takes requests while no call does (paper, IV and IV-A).
+//! The thread that takes requests while no call does (FCNP paper, sections IV and IV-A).
 
 use std::{
     sync::{
@@ -16,11 +16,12 @@ use nicforge_driver::{
 use super::service::Inner;
 use crate::{Error, Mode};
 
-/// How long the thread sleeps while a call polls the FIFO or receives data.
-const DAEMON_PAUSE: Duration = Duration::from_millis(1);
+/// How long the thread sleeps before it checks again whether a call polls the FIFO or receives
+/// data.
+const CALLER_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 /// How long the thread sleeps without an interrupt before it checks the FIFO. Data packets without
 /// a reader raise no interrupt.
-const DAEMON_SLEEP: Duration = Duration::from_millis(100);
+const FIFO_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// State by which the calls stop, wake and end the daemon.
 ///
@@ -40,6 +41,7 @@ pub(super) struct DaemonControl {
 }
 
 impl DaemonControl {
+    /// Returns the state of a daemon that runs, without calls.
     pub(super) fn new() -> Result<Self, Error> {
         Ok(Self {
             callers: AtomicU32::new(0),
@@ -104,9 +106,9 @@ fn serve(inner: &Inner, interrupt: Option<&Interrupt>) -> Result<(), Error> {
     let mut acknowledged = 0;
 
     while !control.stop.is_cancelled() {
-        let count = control.wakeup.count();
+        let wakeup_count = control.wakeup.count();
         if control.callers.load(Ordering::Acquire) != 0 || inner.receive.has_reader() {
-            control.wakeup.sleep(count, DAEMON_PAUSE);
+            control.wakeup.sleep(wakeup_count, CALLER_CHECK_INTERVAL);
             relax.reset();
             idle_since = Instant::now();
             continue;
@@ -118,6 +120,7 @@ fn serve(inner: &Inner, interrupt: Option<&Interrupt>) -> Result<(), Error> {
             continue;
         }
 
+        // Without a packet, an acknowledgement by a call also starts the poll phase again.
         let now_acknowledged = control.acknowledged.load(Ordering::Relaxed);
         if std::mem::replace(&mut acknowledged, now_acknowledged) != now_acknowledged {
             relax.reset();
@@ -136,21 +139,22 @@ fn serve(inner: &Inner, interrupt: Option<&Interrupt>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns whether every packet that may come raises an interrupt.
+/// Returns whether the thread may sleep until an interrupt: in interrupt mode, if no data are being
+/// discarded, which raise no interrupt, and no control packet waits for room.
 fn may_sleep(inner: &Inner) -> bool {
-    let draining =
+    let may_drain =
         super::cores::try_lock(&inner.receive.incoming).is_none_or(|incoming| incoming.drain.is_some());
-    inner.config.mode == Mode::Interrupt && !draining && !inner.replies.is_pending()
+    inner.config.mode == Mode::Interrupt && !may_drain && !inner.replies.is_pending()
 }
 
-/// Sleeps until the interrupt, as the paper's dummy read does. Enabling raises the interrupt at
-/// once if an irq-marked packet is anywhere in the FIFO, so none is missed. The sleep may end for a
-/// packet that another thread has taken, which is harmless.
+/// Sleeps until the interrupt, as the dummy read in the FCNP paper does. Enabling raises the
+/// interrupt at once if an irq-marked packet is anywhere in the FIFO, so none is missed. The sleep
+/// may end for a packet that another thread has taken, which is harmless.
 fn sleep(inner: &Inner, interrupt: &Interrupt) -> Result<(), Error> {
     interrupt.take();
 
     inner.channel.enable_receive_interrupt(true)?;
-    let woken = interrupt.sleep(Deadline::after(DAEMON_SLEEP), Some(&inner.daemon.stop));
+    let woken = interrupt.sleep(Deadline::after(FIFO_CHECK_INTERVAL), Some(&inner.daemon.stop));
     inner.channel.enable_receive_interrupt(false)?;
 
     if woken? {

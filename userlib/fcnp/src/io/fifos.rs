@@ -20,6 +20,7 @@ const NOT_EMPTY: u64 = u64::MAX;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Drain {
     pub(super) core: u32,
+    /// Number of data packets that have not arrived.
     pub(super) packets: usize,
 }
 
@@ -46,6 +47,7 @@ pub(super) struct SendLock {
 }
 
 impl SendLock {
+    /// Returns the lock of the send FIFO. `guard` is the node's lock box, which this process keeps.
     pub(super) fn new(guard: Held<LockBox>) -> Self {
         Self { held: Mutex::new(guard), wanted: AtomicU32::new(0) }
     }
@@ -98,6 +100,8 @@ pub(super) struct ReceiveFifo {
 }
 
 impl ReceiveFifo {
+    /// Returns the state of the receive FIFO. `guard` is the node's lock box, which this process
+    /// keeps.
     pub(super) fn new(guard: Held<LockBox>) -> Self {
         Self {
             incoming: Mutex::new(Incoming { held: guard, drain: None }),
@@ -114,8 +118,8 @@ impl ReceiveFifo {
 
     /// Sets whether a thread receives data or is about to.
     #[inline]
-    pub(super) fn set_has_reader(&self, reading: bool) {
-        self.reading.store(reading, Ordering::Release);
+    pub(super) fn set_has_reader(&self, has_reader: bool) {
+        self.reading.store(has_reader, Ordering::Release);
     }
 
     /// Returns whether the FIFO was found empty when the NIC had counted `received` packets.

@@ -177,6 +177,7 @@ impl IoNode {
         self.inner.counters.snapshot()
     }
 
+    /// Returns the deadline of a call without a deadline of its own.
     fn deadline(&self) -> Deadline {
         self.inner.config.timeout.map_or(Deadline::never(), Deadline::after)
     }

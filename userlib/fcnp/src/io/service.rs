@@ -82,6 +82,7 @@ impl Inner {
         self.channel.device().resets() != self.ownership.resets
     }
 
+    /// Returns the generation of this process's core.
     #[inline]
     pub(super) fn own_generation(&self) -> Generation {
         self.channel.presence(self.channel.info().address, self.channel.info().core)
@@ -116,11 +117,11 @@ impl Inner {
             // The check precedes the read of the FIFO. Once a core is seen down, all packets that
             // it sent are in the FIFO.
             let drain_of_dead_core = drain.filter(|drain| self.is_lost(drain.core));
-            let mut empty = false;
+            let mut is_empty = false;
 
             for _ in 0..MAX_PACKETS_PER_SERVICE {
                 let Some(header) = receiver.peek() else {
-                    empty = true;
+                    is_empty = true;
                     break;
                 };
 
@@ -130,6 +131,7 @@ impl Inner {
                     receiver.advance();
                     self.handle_control(&payload, receiver.held());
                 } else {
+                    // A call that began to receive meanwhile takes the data itself.
                     if self.receive.has_reader() {
                         break;
                     }
@@ -141,11 +143,12 @@ impl Inner {
                 worked = true;
             }
 
-            if empty && let Some(drain) = drain_of_dead_core {
+            // No more data of a dead core can come.
+            if is_empty && let Some(drain) = drain_of_dead_core {
                 self.end_drain(receiver.held(), drain.core);
             }
 
-            if empty && receiver.held().drain.is_none() {
+            if is_empty && receiver.held().drain.is_none() {
                 self.receive.set_empty_at(receiver.held(), received);
             }
         }
@@ -193,11 +196,12 @@ impl Inner {
         self.event.notify();
     }
 
-    /// Handles a control packet.
+    /// Handles a control packet: stores a request, or carries out a RESET. Wakes the calls that may
+    /// wait for it.
     pub(super) fn handle_control(&self, payload: &[u8; PAYLOAD], incoming: &mut Incoming) {
         charge(Cost::ControlPacket, 1);
-        let known = Control::decode(payload).ok().and_then(|control| Some((self.rank(&control)?, control)));
-        let Some((rank, control)) = known else {
+        let decoded = Control::decode(payload).ok();
+        let Some((rank, control)) = decoded.and_then(|control| Some((self.rank(&control)?, control))) else {
             self.counters.strays.add(1);
             return;
         };
@@ -264,10 +268,11 @@ impl Inner {
         }
 
         state.pending_reset = Some(PendingReset { scope, token: head.token.get() });
-        let aborted = scope.has_read() && std::mem::take(&mut state.abort);
+        // A read that the core withdraws itself needs no abort any more.
+        let has_replaced_abort = scope.has_read() && std::mem::take(&mut state.is_abort_due);
         drop(state);
 
-        if aborted {
+        if has_replaced_abort {
             self.end_transfer(rank, Direction::Read);
         }
 
@@ -340,7 +345,7 @@ impl Inner {
         let mut state = spin_lock(&self.cores[core as usize].state);
         let link = state.link.filter(|link| !self.is_gone(*link));
 
-        if state.abort {
+        if state.is_abort_due {
             let sent = match link {
                 Some(link) => self.try_send(&Control::new(Kind::Read, link.name, ABORT), link),
                 None => true,
@@ -350,29 +355,32 @@ impl Inner {
             }
 
             // These are the steps of `end_transfer`, which would queue the core again.
-            state.abort = false;
+            state.is_abort_due = false;
             state.running[Direction::Read as usize] = false;
             self.slots[Direction::Read as usize].release(core);
             self.event.notify();
         }
 
-        let (Some(answer), Some(link)) = (state.pending_reset, link) else {
+        let (Some(reset), Some(link)) = (state.pending_reset, link) else {
             state.pending_reset = None;
             return true;
         };
 
-        let waits = Direction::BOTH.iter().any(|way| way.is_in(answer.scope) && state.running[*way as usize]);
-        if waits {
+        // The acknowledgement of a RESET says that the transfers in its scope have ended.
+        let has_running_transfer = Direction::BOTH
+            .iter()
+            .any(|direction| direction.is_in(reset.scope) && state.running[*direction as usize]);
+        if has_running_transfer {
             return false;
         }
 
         let head = ResetHead {
-            token: answer.token.into(),
+            token: reset.token.into(),
             core: self.channel.info().core as u8,
             generation: self.own_generation().0,
             reserved: 0.into(),
         };
-        let reply = Control::new(Kind::Reset, link.name, answer.scope as u32)
+        let reply = Control::new(Kind::Reset, link.name, reset.scope as u32)
             .with_head(zerocopy::IntoBytes::as_bytes(&head));
 
         let sent = self.try_send(&reply, link);
@@ -382,7 +390,7 @@ impl Inner {
         sent
     }
 
-    /// Sends a control packet if there is room.
+    /// Sends a control packet to a core if there is room. Returns whether it did.
     pub(super) fn try_send(&self, control: &Control, link: CoreLink) -> bool {
         let header = Header::to_core(CLASS, link.name.node, link.name.core, true);
         let sent = self.channel.send_batch(self.send.lock()).try_send(header, &control.encode());

@@ -27,8 +27,9 @@ pub fn thread_number() -> u16 {
     (runtime::thread_number() % u32::from(NO_THREAD)) as u16
 }
 
-/// Returns the word of a lock box that thread `thread` of attachment `core` has locked.
-pub(super) fn owner(core: u16, thread: u16) -> u32 {
+/// Returns the word of a lock box that thread `thread` of attachment `core` has locked. It
+/// identifies the owner of the lock.
+pub(super) fn owner_word(core: u16, thread: u16) -> u32 {
     (u32::from(core) + 1) | (u32::from(thread) << 16)
 }
 
@@ -58,16 +59,18 @@ impl LockBox {
 
     /// Locks the lock box if it is free, or if it was handed to the core of `owner`.
     pub fn try_adopt(&self, owner: u32) -> Option<Held<&Self>> {
+        // The word of a lock box that was handed to the core has the core's number, and no
+        // thread's.
         let handed = (owner & 0xffff) | (u32::from(NO_THREAD) << 16);
-        let adopted =
-            || self.word.compare_exchange(handed, owner, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        if adopted() { Some(Held { lock: self, owner }) } else { self.try_lock(owner) }
+        let is_adopted =
+            self.word.compare_exchange(handed, owner, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        if is_adopted { Some(Held { lock: self, owner }) } else { self.try_lock(owner) }
     }
 
     /// Frees the lock box if it was handed to core `core`. The caller knows that the core has gone
     /// without adopting it.
     pub fn free_handed(&self, core: u16) {
-        let handed = self::owner(core, NO_THREAD);
+        let handed = owner_word(core, NO_THREAD);
         let _ = self.word.compare_exchange(handed, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
@@ -89,11 +92,12 @@ impl LockBox {
         self.word.load(Ordering::Relaxed) == owner
     }
 
-    /// Returns the attachment of the core that has locked the lock box, if one has.
+    /// Returns the attachment of the core that has locked the lock box, if any core has.
     pub fn attachment(&self) -> Option<u16> {
         ((self.word.load(Ordering::Relaxed) & 0xffff) as u16).checked_sub(1)
     }
 
+    /// Writes `owner` into the word if the lock box is free. Returns whether it did.
     #[inline]
     fn try_take_word(&self, owner: u32) -> bool {
         // A load first keeps the cache line shared while another thread holds the lock.
@@ -139,7 +143,7 @@ impl<L: AsRef<LockBox>> Held<L> {
     /// what the lock guards.
     pub fn hand_over(&mut self, core: u16) {
         let word = &self.lock.as_ref().word;
-        let handed = owner(core, NO_THREAD);
+        let handed = owner_word(core, NO_THREAD);
         let _ = word.compare_exchange(self.owner, handed, Ordering::AcqRel, Ordering::Relaxed);
         // The drop does nothing to a lock box of another owner.
     }

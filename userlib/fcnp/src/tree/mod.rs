@@ -138,9 +138,9 @@ impl TreeChannel {
         &self.lock_receive
     }
 
-    /// Returns the value by which the calling thread owns lock boxes.
+    /// Returns the value that identifies the calling thread as the owner of a lock box.
     pub fn owner(&self) -> u32 {
-        lockbox::owner(self.info.core, thread_number())
+        lockbox::owner_word(self.info.core, thread_number())
     }
 
     /// Starts to send. `guard` is the lock of [`TreeChannel::send_lock`], which the batch keeps
@@ -218,6 +218,7 @@ impl TreeChannel {
 /// Reads the channel's position from the mirror, and checks its values.
 fn read_info(device: &Device, mirrors: &Window) -> Result<NodeInfo, Error> {
     let load = |offset| mirrors.load_u32_acquire(offset);
+    // `what` names the value in an error.
     let checked = |what, offset, minimum: u32, maximum: u32| -> Result<u32, Error> {
         let value = load(offset)?;
         if (minimum..=maximum).contains(&value) {

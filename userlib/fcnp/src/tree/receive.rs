@@ -15,6 +15,9 @@ use crate::Error;
 /// The irq bit of a header. It is clear in data packets.
 const IRQ: u32 = Header::point_to_point(0, 0, true).0 ^ Header::point_to_point(0, 0, false).0;
 
+/// Maximum number of packets after which the head is published.
+const MAX_BATCH: u32 = 8;
+
 /// The words and slots of a receive FIFO.
 #[derive(Debug)]
 pub(super) struct ReceivePort {
@@ -27,12 +30,13 @@ pub(super) struct ReceivePort {
 }
 
 impl ReceivePort {
+    /// Opens a receive FIFO of `depth` slots.
     pub(super) fn new(windows: &Window, mirrors: &Window, depth: u32) -> Result<Self, Error> {
         Ok(Self {
             slots: PacketSlots::new(mirrors, mirror::RECV, depth)?,
             head: windows.u32(window::RECV_HEAD)?,
             tail: mirrors.u32(mirror::RECV_TAIL)?,
-            batch: (depth / 2).clamp(1, 8),
+            batch: (depth / 2).clamp(1, MAX_BATCH),
         })
     }
 
@@ -48,6 +52,7 @@ impl ReceivePort {
         let _ = doorbell.after_store();
     }
 
+    /// Returns the number of packets that the NIC has put into the slots, modulo 2^32.
     #[inline]
     pub(super) fn tail(&self) -> u32 {
         self.tail.load(Ordering::Acquire)
@@ -71,12 +76,14 @@ pub struct Receiver<'a, G> {
     doorbell: &'a Doorbell,
     /// Number of the first packet in the FIFO.
     head: u32,
+    /// The head that the NIC knows: the slots before it are free.
     published: u32,
     /// The last field, so that the lock is freed after the slots.
     held: G,
 }
 
 impl<'a, G> Receiver<'a, G> {
+    /// Begins at the first packet in the FIFO. `guard` is the receive lock.
     pub(super) fn begin(port: &'a ReceivePort, doorbell: &'a Doorbell, guard: G) -> Self {
         let head = port.head.load(Ordering::Acquire);
         Self { port, doorbell, head, published: head, held: guard }
@@ -132,6 +139,7 @@ impl<'a, G> Receiver<'a, G> {
     pub fn take_data(&mut self, out: &mut [u8]) -> Taken {
         let (full, rest) = out.as_chunks_mut::<PAYLOAD>();
         let (port, mut packets) = (self.port, 0);
+        // Local copies, which the compiler can keep in registers.
         let (mut head, mut published) = (self.head, self.published);
 
         while packets < full.len() {

@@ -21,6 +21,7 @@ pub(super) struct SendPort {
 }
 
 impl SendPort {
+    /// Opens a send FIFO of `depth` slots.
     pub(super) fn new(windows: &Window, mirrors: &Window, depth: u32) -> Result<Self, Error> {
         Ok(Self {
             slots: PacketSlots::new(windows, window::SEND, depth)?,

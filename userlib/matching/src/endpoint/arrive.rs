@@ -21,7 +21,8 @@ use crate::{
 type Violation = (&'static str, u64);
 
 impl Core {
-    /// Handles a message of `from`.
+    /// Handles a message of `from`. Returns [`Taken::NotNow`] if the message must wait in the
+    /// transport, because it exceeds the sender's window.
     pub(super) fn handle_message(&mut self, from: Rank, kind: u8, bytes: &[u8]) -> Taken {
         if !self.peers.is_source(from) {
             self.statistics.strays += 1;
@@ -117,7 +118,8 @@ impl Core {
         Ok(())
     }
 
-    /// Stores data of an eager message at its destination.
+    /// Stores further data of an eager message at its destination, and records whether more must
+    /// come.
     fn fill(&mut self, from: Rank, mut incoming: Incoming, data: &[u8]) {
         let offset = incoming.received as usize;
         incoming.received += data.len() as u64;
@@ -171,7 +173,7 @@ impl Core {
             self.consume(from, cost);
             self.start_fetch(slot, envelope, size, remote, header.request.get());
         } else {
-            let content = Content::Remote(remote, header.request.get());
+            let content = Content::Remote { region: remote, ack_handle: header.request.get() };
             let unexpected = UnexpectedMessage { envelope, size, cost, claimed: false, content };
             if self.store_within_window(unexpected).is_none() {
                 return Ok(Taken::NotNow);
@@ -222,12 +224,13 @@ impl Core {
         Ok(())
     }
 
-    /// Stores an unexpected message. Returns `None` when it exceeds its sender's window.
+    /// Stores an unexpected message. Returns `None` when it exceeds its sender's window, or when
+    /// there are too many messages.
     fn store_within_window(&mut self, unexpected: UnexpectedMessage) -> Option<u32> {
         let (from, cost) = (unexpected.envelope.peer, unexpected.cost);
-        let available = self.peers[from].window_used + cost <= self.limits.window;
+        let fits = self.peers[from].window_used + cost <= self.limits.window;
 
-        let message = if available { self.store_unexpected(unexpected) } else { None };
+        let message = if fits { self.store_unexpected(unexpected) } else { None };
         match message {
             Some(_) => self.statistics.unexpected += 1,
             None => self.statistics.refused += 1,
@@ -246,7 +249,8 @@ impl Core {
         Some(message)
     }
 
-    /// Queues an acknowledgement for `to`.
+    /// Queues an acknowledgement for `to`, of the sender's request `request` with this status. Does
+    /// nothing if `to` is lost.
     pub(super) fn queue_ack(&mut self, to: Rank, request: u64, status: u32) {
         let is_queued = self.peers.is_alive(to)
             && self.acks.add(&mut self.peers[to], Acknowledgement { request, status });

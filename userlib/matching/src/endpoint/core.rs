@@ -11,12 +11,17 @@ use crate::{Config, Error, Rank, Statistics, queues::Queues, wire::First};
 /// Length in bytes of the longest short message: one that is assembled on the stack.
 pub(super) const MAX_SHORT: usize = 64;
 
+/// Bytes that the headers of all kinds of messages fit in.
+const MAX_HEADER: usize = 64;
+
 /// The sizes that an endpoint keeps to. They never change.
 pub(super) struct Limits {
     pub(super) config: Config,
     /// Window units that each peer may use.
     pub(super) window: u64,
+    /// Length in bytes of the transport's longest message.
     pub(super) max_message: usize,
+    /// Length in bytes of the transport's longest get.
     pub(super) max_get: usize,
     /// Length in bytes of the longest eager message that leaves as one short message.
     pub(super) max_short: usize,
@@ -36,11 +41,14 @@ pub(super) struct Core {
 }
 
 impl Core {
+    /// Returns the state of rank `rank` of `size`, over a transport with these longest messages and
+    /// gets.
     pub(super) fn new(config: Config, rank: Rank, size: u32, max_message: usize, max_get: usize) -> Self {
         let max_short = config.eager_threshold.min(max_message.min(MAX_SHORT) - size_of::<First>());
         let limits = Limits { config, window: config.window_units(), max_message, max_get, max_short };
         // Room for the longest header and eager data, so that the buffer never grows.
-        let scratch_bytes = max_message.min(config.eager_threshold.saturating_add(64)).max(64);
+        let longest_eager = config.eager_threshold.saturating_add(MAX_HEADER);
+        let scratch_bytes = max_message.min(longest_eager).max(MAX_HEADER);
 
         Self {
             peers: Peers::new(rank, size, limits.window),
@@ -108,12 +116,13 @@ impl Core {
         }
     }
 
-    /// Counts `cost` units of `peer` that have left the window, and queues a grant when one is due.
+    /// Counts `cost` units of `peer` that no longer use its window, and queues a grant when one is
+    /// due.
     #[inline]
     pub(super) fn consume(&mut self, peer: Rank, cost: u64) {
         let state = &mut self.peers[peer];
         state.consumed += cost;
-        if state.grant_due(self.limits.window) {
+        if state.is_grant_due(self.limits.window) {
             self.peers.activate(peer);
         }
     }

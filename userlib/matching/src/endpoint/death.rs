@@ -61,7 +61,7 @@ impl<T: Transport> Endpoint<T> {
             let Some(&LostPeer { rank, next_slot: slot }) = self.core.peers.lost.front() else { break };
 
             // The search for a peer ends when all slots were checked.
-            let Some(error) = self.core.peers.error(rank).filter(|_| slot < slot_count) else {
+            let Some(error) = self.core.peers.loss_error(rank).filter(|_| slot < slot_count) else {
                 self.core.peers.lost.pop_front();
                 continue;
             };
@@ -130,7 +130,7 @@ impl Core {
             match self.unexpected[message].content {
                 Content::Stored { is_complete: true, .. } | Content::ToSelf(_) | Content::Lost => continue,
                 Content::Stored { chain, is_complete: false } => self.unexpected.store.release(chain),
-                Content::Remote(..) => {}
+                Content::Remote { .. } => {}
             }
 
             // A claimed message stays until the application receives or discards it. It is in no

@@ -416,6 +416,7 @@ impl<T: Transport> Endpoint<T> {
         Ok(messages + gets)
     }
 
+    /// Returns the slot of an outstanding request.
     fn find(&self, request: Request) -> Result<u32, Error> {
         self.core.requests.pool.find(request.0).ok_or(Error::NoSuchRequest { request: request.to_bits() })
     }

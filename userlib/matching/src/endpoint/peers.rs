@@ -53,6 +53,7 @@ pub(super) struct Peer {
     pub(super) unsent_acks: u64,
     /// Its unexpected messages.
     pub(super) unexpected: List,
+    /// The eager message of which it has sent a part.
     pub(super) incoming: Option<Incoming>,
     /// Total number of window units sent to it.
     pub(super) sent: u64,
@@ -69,16 +70,17 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Returns whether half of the window or more was consumed since the last grant.
+    /// Returns whether a new grant would raise the peer's limit by half of the window or more.
     #[inline]
-    pub(super) fn grant_due(&self, window: u64) -> bool {
+    pub(super) fn is_grant_due(&self, window: u64) -> bool {
         self.consumed + window - self.granted_limit >= window.div_ceil(2)
     }
 }
 
-/// The acknowledgement of a rendezvous, not yet sent.
+/// The acknowledgement of a rendezvous, not yet sent: the fields of [`crate::wire::Finish`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Acknowledgement {
+    /// The sender's handle of its request.
     pub(super) request: u64,
     pub(super) status: u32,
 }
@@ -92,6 +94,7 @@ pub(super) struct Acknowledgements {
 }
 
 impl Acknowledgements {
+    /// Returns an empty pool.
     pub(super) fn new() -> Self {
         Self { pool: Pool::new(), links: Lists::default() }
     }
@@ -105,6 +108,7 @@ impl Acknowledgements {
         true
     }
 
+    /// Returns an acknowledgement that is not yet sent.
     pub(super) fn get(&self, ack: u32) -> Acknowledgement {
         self.pool[ack]
     }
@@ -218,8 +222,9 @@ impl Peers {
         matches!(self[peer].health, Health::Alive)
     }
 
-    /// Returns the reason why a peer does not take part, if so.
-    pub(super) fn error(&self, peer: Rank) -> Option<Error> {
+    /// Returns the error of requests that need a peer which does not take part; `None` for a peer
+    /// that does.
+    pub(super) fn loss_error(&self, peer: Rank) -> Option<Error> {
         match self[peer].health {
             Health::Alive => None,
             Health::Gone(why) => Some(Error::PeerGone { peer, why }),

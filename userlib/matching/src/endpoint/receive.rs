@@ -38,7 +38,7 @@ impl Core {
         }
 
         if let Some(source) = selector.source.filter(|source| !self.peers.is_alive(*source)) {
-            let error = self.peers.error(source);
+            let error = self.peers.loss_error(source);
             return self.finish(slot, error);
         }
 
@@ -66,10 +66,12 @@ impl Core {
                     self.redirect(envelope.peer, Target::Request(slot));
                 }
             }
-            Content::Remote(remote, request) => self.start_fetch(slot, envelope, size, remote, request),
+            Content::Remote { region, ack_handle } => {
+                self.start_fetch(slot, envelope, size, region, ack_handle);
+            }
             Content::ToSelf(send) => self.deliver_to_self(send, slot),
             Content::Lost => {
-                let error = self.peers.error(envelope.peer);
+                let error = self.peers.loss_error(envelope.peer);
                 self.finish(slot, error);
             }
         }
@@ -77,21 +79,23 @@ impl Core {
         self.free_message(message);
     }
 
-    /// Starts to fetch a rendezvous message from `remote`. The acknowledgement returns `ack`, the
-    /// sender's handle of its request.
+    /// Starts to fetch a rendezvous message from `remote` for the receive `slot`. The
+    /// acknowledgement returns `ack_handle`, the sender's handle of its request.
     pub(super) fn start_fetch(
         &mut self,
         slot: u32,
         envelope: Envelope,
         size: u64,
         remote: RemoteRegion,
-        ack: u64,
+        ack_handle: u64,
     ) {
         let request = &mut self.requests[slot];
         (request.envelope, request.length, request.remote) = (envelope, size, remote);
 
-        request.ack_handle = Some(ack);
+        request.ack_handle = Some(ack_handle);
 
+        // Nothing is fetched for an empty buffer or message. The end of the request sends the
+        // acknowledgement.
         if self.requests[slot].fitting_bytes() == 0 {
             return self.requests.queue_deregistration(slot);
         }
@@ -100,7 +104,8 @@ impl Core {
         self.requests.add_transfer(slot);
     }
 
-    /// Copies the data of a send to this rank to its receive, and completes both.
+    /// Copies the data of the request `send`, a send to this rank itself, to the request `receive`,
+    /// and completes both.
     pub(super) fn deliver_to_self(&mut self, send: u32, receive: u32) {
         let source = std::mem::take(&mut self.requests[send].buffer);
         let (envelope, length) = (self.requests[send].envelope, self.requests[send].length);
@@ -137,7 +142,7 @@ impl Core {
 
         match self.unexpected[message].content {
             Content::Stored { is_complete: false, .. } => self.redirect(peer, Target::Discard),
-            Content::Remote(_, request) => self.queue_ack(peer, request, wire::FETCHED),
+            Content::Remote { ack_handle, .. } => self.queue_ack(peer, ack_handle, wire::FETCHED),
             Content::ToSelf(send) => self.finish(send, None),
             Content::Stored { is_complete: true, .. } | Content::Lost => {}
         }
@@ -152,7 +157,7 @@ impl Core {
         }
     }
 
-    /// Frees a message that is no longer in the queues, and its part of the window.
+    /// Frees a message that is no longer in the queues, and its part of its sender's window.
     pub(super) fn free_message(&mut self, message: u32) {
         let peer = self.unexpected[message].envelope.peer;
         let unexpected = self.unexpected.remove(&mut self.peers[peer].unexpected, message);

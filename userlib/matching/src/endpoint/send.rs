@@ -49,12 +49,12 @@ impl<T: Transport> Endpoint<T> {
         }
 
         if !self.core.peers.is_alive(peer) {
-            let error = self.core.peers.error(peer);
+            let error = self.core.peers.loss_error(peer);
             return self.core.finish(slot, error);
         }
 
-        let first = self.core.peers[peer].sends.is_empty();
-        let at_once = if first { self.send_at_once(peer, slot) } else { None };
+        let is_first = self.core.peers[peer].sends.is_empty();
+        let at_once = if is_first { self.send_at_once(peer, slot) } else { None };
         if at_once == Some(Step::Done) {
             return;
         }
@@ -63,7 +63,7 @@ impl<T: Transport> Endpoint<T> {
 
         if at_once == Some(Step::NoRoom) {
             self.core.peers.activate(peer);
-        } else if first {
+        } else if is_first {
             let mut budget = self.core.limits.config.budget;
             // The next call of `progress` reports a failure of the transport.
             if self.flush(peer, &mut budget) != Ok(Flushed::Idle) {
@@ -72,8 +72,9 @@ impl<T: Transport> Endpoint<T> {
         }
     }
 
-    /// Sends a short message at once when nothing must leave before it. Returns `None` when the
-    /// send does not qualify or can't leave now.
+    /// Sends a short message at once when nothing must leave before it. Returns
+    /// [`Step::NoRoom`] when the transport does not take it, and `None` when the send is too long,
+    /// must wait for others, or has no window.
     #[inline]
     fn send_at_once(&mut self, rank: Rank, slot: u32) -> Option<Step> {
         let core = &mut self.core;
@@ -85,7 +86,7 @@ impl<T: Transport> Endpoint<T> {
         let fits = data.len() <= core.limits.max_short
             && request.mode == Mode::Standard
             && peer.acks.is_empty()
-            && !peer.grant_due(core.limits.window)
+            && !peer.is_grant_due(core.limits.window)
             && peer.sent + cost <= peer.limit;
 
         if !fits {
@@ -141,7 +142,7 @@ impl<T: Transport> Endpoint<T> {
                 return Ok(Flushed::Idle);
             }
 
-            let step = if peer.grant_due(self.core.limits.window) {
+            let step = if peer.is_grant_due(self.core.limits.window) {
                 self.send_grant(rank)?
             } else if let Some(ack) = peer.acks.first() {
                 self.send_ack(rank, ack)?
@@ -218,7 +219,7 @@ impl<T: Transport> Endpoint<T> {
         if eager { self.send_first(rank, slot, cost) } else { self.send_request(rank, slot, cost) }
     }
 
-    /// Sends the beginning of an eager message.
+    /// Sends the beginning of an eager message, whose cost to the window is `cost`.
     fn send_first(&mut self, rank: Rank, slot: u32, cost: u64) -> Result<Step, TransportError> {
         let core = &mut self.core;
         let request = &core.requests[slot];
@@ -239,8 +240,8 @@ impl<T: Transport> Endpoint<T> {
         Ok(Step::Done)
     }
 
-    /// Sends a rendezvous request. If the memory can't be registered, the send fails and nothing
-    /// leaves.
+    /// Sends a rendezvous request, whose cost to the window is `cost`. If the memory can't be
+    /// registered, the send fails and nothing leaves.
     fn send_request(&mut self, rank: Rank, slot: u32, cost: u64) -> Result<Step, TransportError> {
         let core = &mut self.core;
         let region = match register(&mut self.transport, &mut core.requests[slot], Access::Source) {

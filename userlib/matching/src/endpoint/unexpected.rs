@@ -32,8 +32,9 @@ pub(super) enum Content {
     Lost,
     /// Eager data, of which a part may still be missing.
     Stored { chain: Chain, is_complete: bool },
-    /// The memory to fetch it from, and the sender's handle of its request.
-    Remote(RemoteRegion, u64),
+    /// The memory to fetch it from, and the sender's handle of its request, which the
+    /// acknowledgement returns.
+    Remote { region: RemoteRegion, ack_handle: u64 },
     /// A send of this rank to itself, by its request.
     ToSelf(u32),
 }

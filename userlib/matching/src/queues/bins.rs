@@ -35,7 +35,16 @@ struct Bin {
 /// Initial number of chains.
 const CHAINS: usize = 64;
 /// Chain length that indicates a known secret. By chance one table in about 10^30 has such a chain.
-const SUSPICIOUS: u32 = 32;
+const SUSPICIOUS_LENGTH: u32 = 32;
+
+/// The result of a search for the bin of a key.
+struct Search {
+    /// The bin, if there is one.
+    bin: Option<u32>,
+    /// Number of other bins that were compared: those before the bin in its chain, or all of the
+    /// chain.
+    compared: u32,
+}
 
 /// The hash table.
 #[derive(Debug)]
@@ -50,18 +59,20 @@ pub(super) struct Bins {
     free: u32,
     /// Number of bins in use.
     used: usize,
-    /// Bins made since the last change of the secret.
-    made: usize,
+    /// Number of bins made since the last change of the secret.
+    new_bins: usize,
     /// Number of changes of the secret because of a long chain.
     rekeyed: u64,
+    /// The links of the nodes in their bins.
     nodes: Lists,
     /// Bin of each node.
-    bin: Vec<u32>,
+    bin_of_node: Vec<u32>,
     /// The bin used last. The next key is often the same.
     recent: u32,
 }
 
 impl Bins {
+    /// Returns an empty table.
     pub(super) fn new() -> Self {
         Self {
             secret: Secret::new(),
@@ -70,14 +81,15 @@ impl Bins {
             bins: Vec::new(),
             free: NONE,
             used: 0,
-            made: 0,
+            new_bins: 0,
             rekeyed: 0,
             nodes: Lists::default(),
-            bin: Vec::new(),
+            bin_of_node: Vec::new(),
             recent: NONE,
         }
     }
 
+    /// Returns the number of changes of the secret because of a long chain.
     pub(super) fn rekeyed(&self) -> u64 {
         self.rekeyed
     }
@@ -85,7 +97,7 @@ impl Bins {
     /// Returns the oldest node with `key`.
     #[inline]
     pub(super) fn first(&self, key: &Key) -> Option<u32> {
-        let bin = self.find(key, self.secret.hash(key)).0?;
+        let bin = self.find(key, self.secret.hash(key)).bin?;
         self.bins[bin as usize].nodes.first()
     }
 
@@ -101,18 +113,18 @@ impl Bins {
         } else {
             let hash = self.secret.hash(&key);
             match self.find(&key, hash) {
-                (Some(bin), _) => bin,
-                (None, length) => self.new_bin(key, hash, length),
+                Search { bin: Some(bin), .. } => bin,
+                Search { bin: None, compared: chain_length } => self.new_bin(key, hash, chain_length),
             }
         };
 
         self.recent = bin;
 
-        if node as usize >= self.bin.len() {
-            self.bin.resize(node as usize + 1, NONE);
+        if node as usize >= self.bin_of_node.len() {
+            self.bin_of_node.resize(node as usize + 1, NONE);
         }
 
-        self.bin[node as usize] = bin;
+        self.bin_of_node[node as usize] = bin;
         self.nodes.push(&mut self.bins[bin as usize].nodes, node);
     }
 
@@ -120,7 +132,7 @@ impl Bins {
     #[inline]
     pub(super) fn pop(&mut self, key: &Key) -> Option<u32> {
         if !self.is_recent(key) {
-            self.recent = self.find(key, self.secret.hash(key)).0?;
+            self.recent = self.find(key, self.secret.hash(key)).bin?;
         }
 
         let index = self.recent;
@@ -135,7 +147,7 @@ impl Bins {
 
     /// Removes a node from its bin.
     pub(super) fn remove(&mut self, node: u32) {
-        let index = self.bin[node as usize];
+        let index = self.bin_of_node[node as usize];
 
         let bin = &mut self.bins[index as usize];
         self.nodes.remove(&mut bin.nodes, node);
@@ -145,7 +157,7 @@ impl Bins {
         }
     }
 
-    /// Unchains an empty bin, and frees it.
+    /// Takes an empty bin out of its chain, and frees it.
     fn free_bin(&mut self, index: u32) {
         let bin = &mut self.bins[index as usize];
         let Bin { hash, previous, next, .. } = *bin;
@@ -170,29 +182,29 @@ impl Bins {
         bin.is_some_and(|bin| bin.key == *key && !bin.nodes.is_empty())
     }
 
-    /// Returns the bin of `key` and the number of bins before it in its chain. Without such a bin,
-    /// the number is the length of the chain.
+    /// Searches for the bin of `key`, whose hash is `hash`.
     #[inline]
-    fn find(&self, key: &Key, hash: u32) -> (Option<u32>, u32) {
-        let (mut index, mut length) = (self.chains[(hash >> self.shift) as usize], 0);
+    fn find(&self, key: &Key, hash: u32) -> Search {
+        let (mut index, mut compared) = (self.chains[(hash >> self.shift) as usize], 0);
         while index != NONE {
             let bin = &self.bins[index as usize];
             if bin.key == *key {
-                return (Some(index), length);
+                return Search { bin: Some(index), compared };
             }
             index = bin.next;
-            length += 1;
+            compared += 1;
         }
-        (None, length)
+        Search { bin: None, compared }
     }
 
-    /// Makes a bin for `key`, whose chain has `length` other bins.
-    fn new_bin(&mut self, key: Key, mut hash: u32, length: u32) -> u32 {
-        self.made += 1;
+    /// Makes a bin for `key`, whose chain has `chain_length` bins so far. Doubles the number of
+    /// chains when there are as many bins, and changes the secret when the chain is too long.
+    fn new_bin(&mut self, key: Key, mut hash: u32, chain_length: u32) -> u32 {
+        self.new_bins += 1;
         if self.used >= self.chains.len() {
             self.rebuild(self.chains.len() * 2);
             hash = self.secret.hash(&key);
-        } else if length >= SUSPICIOUS && self.made > self.chains.len() {
+        } else if chain_length >= SUSPICIOUS_LENGTH && self.new_bins > self.chains.len() {
             self.rekeyed += 1;
             self.rebuild(self.chains.len());
             hash = self.secret.hash(&key);
@@ -234,7 +246,7 @@ impl Bins {
         let old = std::mem::replace(&mut self.chains, vec![NONE; count]);
         self.shift = shift(count);
         self.secret = Secret::new();
-        self.made = 0;
+        self.new_bins = 0;
 
         for first in old {
             let mut index = first;
@@ -261,6 +273,7 @@ struct Secret {
 }
 
 impl Secret {
+    /// Returns a random secret.
     fn new() -> Self {
         Self { base: random(), factors: std::array::from_fn(|_| random()) }
     }
@@ -340,7 +353,7 @@ mod tests {
                 node += 1;
             }
 
-            if node == 2 * SUSPICIOUS || bins.rekeyed() > 0 {
+            if node == 2 * SUSPICIOUS_LENGTH || bins.rekeyed() > 0 {
                 break;
             }
 
@@ -351,6 +364,6 @@ mod tests {
 
         assert_eq!(bins.rekeyed(), 1);
         assert_eq!(bins.used as u32, node);
-        assert!(bins.find(&key(u64::MAX), 0).1 < SUSPICIOUS);
+        assert!(bins.find(&key(u64::MAX), 0).compared < SUSPICIOUS_LENGTH);
     }
 }

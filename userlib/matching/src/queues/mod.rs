@@ -37,6 +37,10 @@ struct Class {
 }
 
 impl Class {
+    /// The class without wildcards, whose number is [`EXACT`].
+    const EXACT: Self = Self { any_source: false, ignore: 0 };
+
+    /// Returns the class of a selector.
     fn of(selector: &Selector) -> Self {
         Self { any_source: selector.source.is_none(), ignore: selector.ignore }
     }
@@ -59,7 +63,7 @@ struct Table {
     class: Class,
     /// Number of its posted receives.
     posted: u32,
-    /// Time of its last use.
+    /// The clock at its last use.
     used: u64,
 }
 
@@ -67,6 +71,7 @@ struct Table {
 #[derive(Clone, Copy, Debug)]
 struct Posted {
     selector: Selector,
+    /// The clock when it was posted: it is older than receives with a greater number.
     sequence: u64,
     class: usize,
 }
@@ -77,6 +82,7 @@ pub(crate) struct Queues {
     tables: [Option<Table>; CLASSES],
     /// One bit for each class: set while the class has posted receives.
     posted_classes: u16,
+    /// Counts posted receives and uses of tables, and orders both.
     clock: u64,
     /// Posted receives by number.
     posted: Vec<Posted>,
@@ -86,15 +92,17 @@ pub(crate) struct Queues {
     /// Bins of messages. The node of a message in a class is [`CLASSES`] times its number, plus the
     /// class.
     stored_bins: Bins,
-    /// All messages in order of arrival.
+    /// The links of the messages in `arrived`.
     arrivals: Lists,
-    order: List,
+    /// All messages in order of arrival.
+    arrived: List,
 }
 
 impl Queues {
+    /// Returns empty queues. Only the class [`EXACT`] has a table.
     pub(crate) fn new() -> Self {
         let mut tables = [None; CLASSES];
-        tables[EXACT] = Some(Table { class: Class { any_source: false, ignore: 0 }, posted: 0, used: 0 });
+        tables[EXACT] = Some(Table { class: Class::EXACT, posted: 0, used: 0 });
         Self {
             tables,
             posted_classes: 0,
@@ -104,7 +112,7 @@ impl Queues {
             stored: Vec::new(),
             stored_bins: Bins::new(),
             arrivals: Lists::default(),
-            order: List::EMPTY,
+            arrived: List::EMPTY,
         }
     }
 
@@ -116,7 +124,7 @@ impl Queues {
     /// Returns the oldest message that `selector` takes.
     #[inline]
     pub(crate) fn find_unexpected(&mut self, selector: &Selector) -> Option<u32> {
-        if self.order.is_empty() { None } else { self.search_unexpected(selector) }
+        if self.arrived.is_empty() { None } else { self.search_unexpected(selector) }
     }
 
     /// Searches a queue that is not empty for [`Queues::find_unexpected`].
@@ -127,7 +135,7 @@ impl Queues {
                 let key = table.class.key(class, &envelope_of(selector));
                 self.stored_bins.first(&key).map(|node| node / CLASSES as u32)
             }
-            None => std::iter::successors(self.order.first(), |&message| self.arrivals.next(message))
+            None => std::iter::successors(self.arrived.first(), |&message| self.arrivals.next(message))
                 .find(|&message| selector.matches(&self.stored[message as usize])),
         }
     }
@@ -139,7 +147,7 @@ impl Queues {
         }
         self.stored[message as usize] = envelope;
 
-        self.arrivals.push(&mut self.order, message);
+        self.arrivals.push(&mut self.arrived, message);
 
         for (number, table) in self.tables.iter().enumerate() {
             if let Some(table) = table {
@@ -150,7 +158,7 @@ impl Queues {
 
     /// Removes an unexpected message.
     pub(crate) fn remove_unexpected(&mut self, message: u32) {
-        self.arrivals.remove(&mut self.order, message);
+        self.arrivals.remove(&mut self.arrived, message);
         for (number, table) in self.tables.iter().enumerate() {
             if table.is_some() {
                 self.stored_bins.remove(node(message, number));
@@ -192,10 +200,9 @@ impl Queues {
     #[inline]
     pub(crate) fn take_posted_for(&mut self, envelope: &Envelope) -> Option<u32> {
         let class = self.posted_classes.trailing_zeros() as usize;
+        let has_one_class_at_most = self.posted_classes & self.posted_classes.wrapping_sub(1) == 0;
         // With one class in use, the order of its bin is the order of posting.
-        if self.posted_classes & self.posted_classes.wrapping_sub(1) == 0
-            && let Some(Some(table)) = self.tables.get_mut(class)
-        {
+        if has_one_class_at_most && let Some(Some(table)) = self.tables.get_mut(class) {
             let receive = self.posted_bins.pop(&table.class.key(class, envelope))?;
             table.posted -= 1;
             if table.posted == 0 {
@@ -212,6 +219,7 @@ impl Queues {
         let mut classes = self.posted_classes;
         while classes != 0 {
             let class = classes.trailing_zeros() as usize;
+            // Clears the lowest bit, which is that of the class.
             classes &= classes - 1;
             let found = match self.tables.get(class).and_then(Option::as_ref) {
                 Some(table) => self.posted_bins.first(&table.class.key(class, envelope)),
@@ -240,7 +248,7 @@ impl Queues {
         let class = self.posted[receive as usize].class;
         self.posted_bins.remove(receive);
 
-        let remaining = match self.tables.get_mut(class) {
+        let has_more = match self.tables.get_mut(class) {
             Some(Some(table)) => {
                 table.posted -= 1;
                 table.posted > 0
@@ -248,17 +256,17 @@ impl Queues {
             _ => self.posted_bins.first(&NO_TABLE_KEY).is_some(),
         };
 
-        if !remaining {
+        if !has_more {
             self.posted_classes &= !(1 << class);
         }
     }
 
-    /// Returns the number of a selector's class. A new class gets a table if one is free, or no
-    /// posted receive uses it.
+    /// Returns the number of a selector's class, and marks its table as used. A new class gets a
+    /// table if one is free or has no posted receives. Otherwise its number is [`NO_TABLE`].
     #[inline]
     fn class_number(&mut self, selector: &Selector) -> usize {
         let class = Class::of(selector);
-        if class == (Class { any_source: false, ignore: 0 }) {
+        if class == Class::EXACT {
             return EXACT;
         }
 
@@ -271,13 +279,14 @@ impl Queues {
                 return number;
             }
         }
-        self.new_class(class)
+        self.assign_table(class)
     }
 
     /// Assigns a table to `class`: a free one, or the least recently used one without posted
-    /// receives. Walks the unexpected messages, so it costs no more than a search without a table.
+    /// receives. Returns its number, or [`NO_TABLE`] if all have posted receives. Walks the
+    /// unexpected messages, so it costs no more than a search without a table.
     #[cold]
-    fn new_class(&mut self, class: Class) -> usize {
+    fn assign_table(&mut self, class: Class) -> usize {
         let candidates = self.tables.iter().enumerate().skip(EXACT + 1);
         let Some(number) = candidates
             .filter(|(_, table)| table.is_none_or(|table| table.posted == 0))
@@ -290,7 +299,7 @@ impl Queues {
         let replaces = self.tables[number].is_some();
         self.tables[number] = Some(Table { class, posted: 0, used: self.clock });
 
-        let mut next = self.order.first();
+        let mut next = self.arrived.first();
         while let Some(message) = next {
             let node = node(message, number);
             if replaces {

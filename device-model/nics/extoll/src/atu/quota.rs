@@ -10,7 +10,7 @@ pub(super) const MAPPINGS: usize = 4;
 /// Quotas of the VPIDs. Half of each resource is divided equally among the VPIDs and reserved for
 /// them, so that each gets its part at any time. The other half goes to the first registration that
 /// needs it. The indices of the resources are the page sizes' numbers, then [`MAPPINGS`].
-pub(super) struct Shares {
+pub(super) struct Quotas {
     /// The resources that each VPID's regions use.
     used: Vec<[u32; RESOURCES]>,
     /// The part of each resource that is reserved for one VPID.
@@ -18,30 +18,31 @@ pub(super) struct Shares {
     /// The reserved parts that the VPIDs have not used, added up.
     unclaimed: [u32; RESOURCES],
     /// The resources that all regions use.
-    total: [u32; RESOURCES],
+    in_use: [u32; RESOURCES],
 }
 
-impl Shares {
+impl Quotas {
     /// Returns the quotas of a card with this number of VPIDs, which use nothing.
     pub(super) fn new(vpids: u16) -> Self {
         let vpids = u32::from(vpids.max(1));
-        let reserved = std::array::from_fn(|resource| Self::all(resource) / 2 / vpids);
+        let reserved = std::array::from_fn(|resource| Self::capacity(resource) / 2 / vpids);
         Self {
             used: vec![[0; RESOURCES]; vpids as usize],
             reserved,
             unclaimed: reserved.map(|reserved| reserved * vpids),
-            total: [0; RESOURCES],
+            in_use: [0; RESOURCES],
         }
     }
 
     /// Returns the amount of a resource that the card has.
-    fn all(resource: usize) -> u32 {
+    fn capacity(resource: usize) -> u32 {
+        // The number of a page size is its index among the resources.
         if resource == MAPPINGS { ALL_MAPPINGS } else { page::entries(resource as u8) }
     }
 
     /// Returns the number of entries in use, of all page sizes.
     pub(super) fn entries(&self) -> u64 {
-        self.total[..MAPPINGS].iter().map(|&entries| u64::from(entries)).sum()
+        self.in_use[..MAPPINGS].iter().map(|&entries| u64::from(entries)).sum()
     }
 
     /// Returns the number of mappings that a VPID's regions lie in.
@@ -51,7 +52,7 @@ impl Shares {
 
     /// Returns the amount of a resource that no region uses.
     pub(super) fn left(&self, resource: usize) -> u32 {
-        Self::all(resource) - self.total[resource]
+        Self::capacity(resource) - self.in_use[resource]
     }
 
     /// Returns the amount of a resource that a VPID may still use.
@@ -71,7 +72,7 @@ impl Shares {
         self.unclaimed[resource] -= reserved.saturating_sub(*used);
         *used = change(*used);
         self.unclaimed[resource] += reserved.saturating_sub(*used);
-        self.total[resource] = change(self.total[resource]);
+        self.in_use[resource] = change(self.in_use[resource]);
     }
 }
 
@@ -81,35 +82,35 @@ mod tests {
 
     #[test]
     fn half_of_a_resource_is_reserved_for_vpids_that_have_not_used_their_part() {
-        let mut shares = Shares::new(4);
+        let mut quotas = Quotas::new(4);
         let class = usize::from(page::SIZE_1G);
 
         // Of 64 entries half is reserved: 8 for each of four VPIDs.
-        assert_eq!((0..4).map(|attachment| shares.left_for(attachment, class)).collect::<Vec<_>>(), [40; 4]);
+        assert_eq!((0..4).map(|attachment| quotas.left_for(attachment, class)).collect::<Vec<_>>(), [40; 4]);
 
-        shares.change(0, class, |used| used + 40);
+        quotas.change(0, class, |used| used + 40);
         assert_eq!(
-            (0..4).map(|attachment| shares.left_for(attachment, class)).collect::<Vec<_>>(),
+            (0..4).map(|attachment| quotas.left_for(attachment, class)).collect::<Vec<_>>(),
             [0, 8, 8, 8]
         );
 
-        shares.change(2, class, |used| used + 8);
+        quotas.change(2, class, |used| used + 8);
         assert_eq!(
-            (0..4).map(|attachment| shares.left_for(attachment, class)).collect::<Vec<_>>(),
+            (0..4).map(|attachment| quotas.left_for(attachment, class)).collect::<Vec<_>>(),
             [0, 8, 0, 8]
         );
 
-        shares.change(0, class, |used| used - 36);
+        quotas.change(0, class, |used| used - 36);
         // 12 entries are in use and 20 are reserved. A VPID below its part may use the rest of it
         // and all entries that are not reserved.
         assert_eq!(
-            (0..4).map(|attachment| shares.left_for(attachment, class)).collect::<Vec<_>>(),
+            (0..4).map(|attachment| quotas.left_for(attachment, class)).collect::<Vec<_>>(),
             [36, 40, 32, 40]
         );
-        assert_eq!(shares.left_for(4, class), 0, "there is no such VPID");
+        assert_eq!(quotas.left_for(4, class), 0, "there is no such VPID");
 
-        shares.change(2, class, |used| used - 8);
-        shares.change(0, class, |used| used - 4);
-        assert_eq!((shares.total[class], shares.unclaimed[class]), (0, 32));
+        quotas.change(2, class, |used| used - 8);
+        quotas.change(0, class, |used| used - 4);
+        assert_eq!((quotas.in_use[class], quotas.unclaimed[class]), (0, 32));
     }
 }

@@ -3,7 +3,11 @@
 use nicforge_core::{dma::DmaPermission, ids::AttachmentId};
 use nicforge_hwi::{extoll::error, extoll_atu::command};
 
+use super::CommandStatus;
 use crate::{registers::NotWritable, unit::UnitContext};
+
+/// Mask of the page size's number in a command.
+const PAGE_SIZE_MASK: u64 = 3;
 
 /// A register of the ATU, as [`command`] names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +18,20 @@ pub(crate) enum Register {
     Command,
     Status,
     Result,
+}
+
+/// A request to register memory: the operands of the command, checked as far as they name a VPID.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Registration {
+    pub(super) owner: AttachmentId,
+    /// Number of the page size.
+    pub(super) page_size: u8,
+    /// The accesses that VPIDs other than the owner get.
+    pub(super) others: DmaPermission,
+    /// Address of the first page in the owner's memory.
+    pub(super) address: u64,
+    /// Number of pages.
+    pub(super) pages: u64,
 }
 
 /// An attachment's registers: the operands of a command, and the outcome of the last one.
@@ -71,7 +89,8 @@ pub(crate) fn write_register(
     Ok(())
 }
 
-/// Carries out a command. Returns the NLA of a registration's first page.
+/// Carries out the command that was written as `value`. Returns the NLA of a registration's first
+/// page, and `None` for a deregistration.
 ///
 /// # Errors
 /// A status of [`command`].
@@ -80,7 +99,7 @@ fn carry_out(
     attachment: AttachmentId,
     operands: Registers,
     value: u64,
-) -> Result<Option<u64>, u64> {
+) -> Result<Option<u64>, CommandStatus> {
     if value & command::RESERVED != 0 {
         return Err(command::MALFORMED);
     }
@@ -89,17 +108,16 @@ fn carry_out(
     match value & command::WHAT {
         command::REGISTER => {
             let owner = owner_of(unit, attachment, operands).ok_or(command::NO_OWNER)?;
-            let class = (value >> command::CLASS_SHIFT & 3) as u8;
+            let page_size = (value >> command::CLASS_SHIFT & PAGE_SIZE_MASK) as u8;
             let others =
                 DmaPermission { read: value & command::READ != 0, write: value & command::WRITE != 0 };
-            unit.parts
-                .atu
-                .register(unit.context, &mut unit.parts.work, owner, class, others, (address, pages))
-                .map(Some)
+            let registration = Registration { owner, page_size, others, address, pages };
+            unit.parts.atu.register(unit.context, &mut unit.parts.command_budget, registration).map(Some)
         }
         command::DEREGISTER => {
+            // The admin may deregister the memory of every VPID.
             let owner = (!unit.is_admin(attachment)).then_some(attachment);
-            unit.parts.atu.deregister(&mut unit.parts.work, owner, address).map(|()| None)
+            unit.parts.atu.deregister(&mut unit.parts.command_budget, owner, address).map(|()| None)
         }
         _ => Err(command::MALFORMED),
     }
@@ -124,7 +142,7 @@ fn owner_of(
 fn store_outcome(
     unit: &mut UnitContext<'_, '_>,
     attachment: AttachmentId,
-    outcome: Result<Option<u64>, u64>,
+    outcome: Result<Option<u64>, CommandStatus>,
 ) {
     let Some(registers) = unit.parts.atu.registers.get_mut(usize::from(attachment.0)) else { return };
 

@@ -11,16 +11,26 @@ use super::{
     part::Part,
     requester::PartOutcome,
     side_queue::Handled,
-    transfer::{Data, Waiting},
+    transfer::{Data, PacketProgress},
 };
 use crate::{
+    atu::RegionSerial,
+    packet::{Endpoint, PacketHeader, PacketKind, TrafficClass},
     unit::UnitContext,
-    wire::{Class, Endpoint, Kind, Wire},
 };
 
+/// A get that its last answer has ended.
+struct EndedGet {
+    /// Address of the get's source at its target.
+    source: u64,
+    /// Bytes of the get.
+    total: u32,
+}
+
 impl Rma {
-    /// Records that a get has sent all its requests. The get ends at once if all of them are
-    /// answered. Otherwise it waits for the answers, and the next command may send.
+    /// Records that the get at `index` of a VPID's list has sent all its requests. The get ends at
+    /// once if all of them are answered. Otherwise it waits for the answers, and the next command
+    /// may send.
     pub(super) fn finish_requests_of_get(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
@@ -42,16 +52,17 @@ impl Rma {
         PartOutcome::Advanced { cost: 1 }
     }
 
-    /// Handles an answer for a command of this card.
+    /// Handles an answer to a command of this card: ends a put, or moves the data of a get and ends
+    /// the get with its last answer. `memory` holds the data.
     pub(super) fn answer_arrived(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        wire: Wire,
+        header: PacketHeader,
         part: Part,
         memory: Option<Arc<DmaLease>>,
-        waiting: &mut Waiting,
+        packet_progress: &mut PacketProgress,
     ) -> Handled {
-        let attachment = AttachmentId(wire.target.vpid);
+        let attachment = AttachmentId(header.target.vpid);
         let Some(client) = self.client(attachment) else { return Handled::Done };
         let in_flight = client.commands.in_flight(part.id);
         let Some(in_flight) = in_flight.filter(|in_flight| in_flight.request.command == part.command) else {
@@ -66,7 +77,7 @@ impl Rma {
         let notify_responder = notifies_responder(in_flight);
         if notify_responder
             && ends_get(in_flight, part.length, part.status)
-            && !unit.parts.switch.request_room(wire.source.node, Class::Completion)
+            && !unit.parts.switch.request_room(header.source.node, TrafficClass::Completion)
         {
             return Handled::NoRoom;
         }
@@ -75,16 +86,16 @@ impl Rma {
         let queue_generation = *in_flight.progress.responder_queue.get_or_insert(part.queue_generation);
         if status == status::DONE {
             let region = in_flight.progress.region;
-            let address = in_flight.request.destination.wrapping_add(part.at().into());
-            match self.take_data(unit, (region, address), &part, memory.as_deref(), waiting) {
+            let address = in_flight.request.destination.wrapping_add(part.offset().into());
+            match self.take_data(unit, region, address, &part, memory.as_deref(), packet_progress) {
                 Some(ended_with) => status = ended_with,
-                None => return Handled::Slow,
+                None => return Handled::WaitsForClient,
             }
         }
 
         // The sender's memory is free again before the command ends.
         drop(memory);
-        let Some((source, total)) = self.count_answer(attachment, &part, status) else {
+        let Some(EndedGet { source, total }) = self.count_answer(attachment, &part, status) else {
             return Handled::Done;
         };
 
@@ -98,25 +109,26 @@ impl Rma {
                 address: source,
                 ..Part::default()
             };
-            // A failure is ignored: there is room, as seen above, and the packet only informs the
-            // other side.
-            let _ = end_of_get.send(unit, Kind::Ended, wire.source, attachment.0, None);
+            // A failure is ignored: there is room, as seen above, and the packet only leads to a
+            // notification of the responder.
+            let _ = end_of_get.send(unit, PacketKind::GetEnd, header.source, attachment.0, None);
         }
         self.end_command(unit, attachment, part.id, status);
         Handled::Done
     }
 
-    /// Moves the data of a get's answer to an address of a region of this card, which is named by
-    /// its serial number. Returns the status of the get, or `None` if the data have to wait.
+    /// Moves the data of a get's answer to `address` in `region`, the region of this card in which
+    /// the get's destination lies. Returns the status of the get, or `None` if the data have to
+    /// wait.
     fn take_data(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        (region, address): (Option<u64>, u64),
+        region: Option<RegionSerial>,
+        address: u64,
         part: &Part,
         memory: Option<&DmaLease>,
-        waiting: &mut Waiting,
+        packet_progress: &mut PacketProgress,
     ) -> Option<u8> {
-        let range = (address, part.rest.into());
         // The memory may have been registered again since the get started.
         let found = unit.parts.atu.find(address, part.rest.into());
         if found.is_none_or(|(present, _)| Some(present.serial) != region) {
@@ -124,17 +136,18 @@ impl Rma {
         }
 
         let data = memory.map_or(Data::Missing, |memory| Data::Memory(memory, part.data));
-        self.move_in(unit, range, &data, part.length, waiting)
+        self.move_in(unit, address, part.rest.into(), &data, part.length, packet_progress)
     }
 
-    /// Records that a part of a get was answered. Returns the get's source and length if this
+    /// Records that a part of a get was answered, and the get's status. Returns the get if this
     /// answer ends it.
-    fn count_answer(&mut self, attachment: AttachmentId, part: &Part, status: u8) -> Option<(u64, u32)> {
+    fn count_answer(&mut self, attachment: AttachmentId, part: &Part, status: u8) -> Option<EndedGet> {
         let commands = &mut self.client(attachment)?.commands;
         let in_flight = commands.in_flight(part.id)?;
 
         let total = in_flight.request.length;
         let length = part.length.min(total.saturating_sub(in_flight.progress.answered));
+        // No bytes are outstanding after this answer, and no more will be requested.
         let ended =
             in_flight.outstanding() == length && (in_flight.state == State::Sent || status != status::DONE);
 
@@ -144,10 +157,11 @@ impl Rma {
 
         let source = in_flight.request.source;
         commands.outstanding_bytes = commands.outstanding_bytes.saturating_sub(length);
-        ended.then_some((source, total))
+        ended.then_some(EndedGet { source, total })
     }
 
-    /// Ends a command and notifies its VPID.
+    /// Ends a VPID's command number `id` with a status, and notifies the VPID. An orphaned command
+    /// ends without a notification, and so does one whose notification queue was disabled since.
     pub(super) fn end_command(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
@@ -171,7 +185,7 @@ impl Rma {
 
         client.commands.skip_sent_and_drop_ended();
         if status != status::DONE {
-            client.data_reads.drop_data(requester, id);
+            client.put_staging.drop_data(requester, id);
         }
 
         let Owner::SameClient { queue_generation } = owner else { return };

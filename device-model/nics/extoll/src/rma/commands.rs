@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 use nicforge_hwi::extoll_rma::{Command, MAX_COMMANDS, MAX_IMMEDIATE, MAX_LENGTH, command, status};
 
 use super::part::{Part, max_request_bytes};
-use crate::wire::Endpoint;
+use crate::{atu::RegionSerial, packet::Endpoint};
 
-/// Maximum number of targets that are considered in the search for a command that can proceed.
+/// Maximum number of targets that one search for a command that can proceed considers.
 pub(super) const LOOK_AHEAD: usize = 8;
 
 /// The request of a command. It does not change after the command was written.
@@ -58,17 +58,17 @@ pub(super) enum State {
 /// How far a command has come: its bytes that were sent and answered, and the memory of these
 /// bytes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Progress {
+pub(super) struct CommandProgress {
     /// Bytes that were sent, or requested by a get.
     pub(super) sent: u32,
     /// Bytes of a get that were answered.
     pub(super) answered: u32,
     /// The region at this card: a put's source or a get's destination. `None` before the lookup,
     /// and for an immediate put.
-    pub(super) region: Option<u64>,
-    /// The number of the region that a get reads, which the first answer tells.
-    pub(super) read: Option<u64>,
-    /// The generation of the responder's notification queue, which the first answer to a get tells.
+    pub(super) region: Option<RegionSerial>,
+    /// The region at the target that a get reads, from the first answer.
+    pub(super) read_region: Option<RegionSerial>,
+    /// The generation of the responder's notification queue, from the first answer to a get.
     pub(super) responder_queue: Option<u32>,
 }
 
@@ -92,7 +92,7 @@ pub(super) struct InFlightCommand {
     pub(super) state: State,
     /// [`status::DONE`] until something fails.
     pub(super) status: u8,
-    pub(super) progress: Progress,
+    pub(super) progress: CommandProgress,
     pub(super) watchdog_state: WatchdogState,
 }
 
@@ -113,7 +113,7 @@ impl InFlightCommand {
             owner: Owner::SameClient { queue_generation },
             state: State::New,
             status: if valid { status::DONE } else { status::COMMAND },
-            progress: Progress::default(),
+            progress: CommandProgress::default(),
             watchdog_state: WatchdogState::Waiting(0),
         }
     }
@@ -136,14 +136,15 @@ impl InFlightCommand {
         self.progress.sent.saturating_sub(self.progress.answered)
     }
 
-    /// Returns the status of a get after this answer. The first answer decides which region the get
-    /// reads. If a later part is refused, or is read from another region, that region was withdrawn
-    /// in between.
+    /// Returns the status of a get after this answer, and records the region that the first answer
+    /// names. If a later part is refused, or is read from another region, the first region was
+    /// withdrawn in between.
     pub(super) fn status_with(&mut self, answer: &Part) -> u8 {
         let status = if self.status == status::DONE { answer.status } else { self.status };
         let read_elsewhere = match status {
-            status::DONE => *self.progress.read.get_or_insert(answer.address) != answer.address,
-            status::REMOTE_ADDRESS | status::NO_RECEIVER => self.progress.read.is_some(),
+            // The address of an answer is the region that was read.
+            status::DONE => *self.progress.read_region.get_or_insert(answer.address) != answer.address,
+            status::REMOTE_ADDRESS | status::NO_RECEIVER => self.progress.read_region.is_some(),
             _ => false,
         };
 
@@ -161,7 +162,7 @@ impl InFlightCommand {
             command,
             notify,
             status: self.status,
-            last: false,
+            is_last: false,
             staged: false,
             length: rest.min(maximum),
             rest,
@@ -196,7 +197,7 @@ impl TargetSearch {
 #[derive(Default)]
 pub(super) struct Commands {
     pub(super) list: VecDeque<InFlightCommand>,
-    /// Number of the first command in the list.
+    /// Number of the first command in the list. Commands are numbered in their order.
     pub(super) first: u32,
     /// Number of commands at the front that were sent completely.
     pub(super) sent: usize,
@@ -251,7 +252,7 @@ impl Commands {
             .filter(|in_flight| in_flight.state != State::Ended)
     }
 
-    /// Returns the number of the command at an index.
+    /// Returns the number of the command at an index of the list.
     pub(super) fn id(&self, index: usize) -> u32 {
         // The index is below MAX_COMMANDS, so it fits.
         self.first.wrapping_add(index as u32)
@@ -318,7 +319,7 @@ impl Commands {
     /// time counts for commands that can't be sent because [`LOOK_AHEAD`] other targets are before
     /// them.
     pub(super) fn check_progress(&mut self, elapsed: u64, limit: u64) {
-        // The targets to which a command may be sent now.
+        // Collect the targets to which a command may be sent now.
         let (mut search, mut from) = (TargetSearch::default(), self.sent);
         while let Some(index) = self.next_to_send(&mut search, from) {
             from = index + 1;
@@ -329,11 +330,8 @@ impl Commands {
             let has_target = |in_flight: &&InFlightCommand| in_flight.request.target == target;
             let is_first = state != State::Ended
                 && self.list.iter().take(index).filter(has_target).all(|before| before.state == State::Ended);
-            if !is_first {
-                continue;
-            }
-
-            if state != State::Sent && !search.contains(target) {
+            let may_proceed = state == State::Sent || search.contains(target);
+            if !is_first || !may_proceed {
                 continue;
             }
 
@@ -343,8 +341,8 @@ impl Commands {
                 .filter(has_target)
                 .any(|in_flight| in_flight.watchdog_state == WatchdogState::Progressed);
             let waited = match self.list[index].watchdog_state {
-                _ if has_progressed => 0,
                 WatchdogState::Progressed => 0,
+                _ if has_progressed => 0,
                 WatchdogState::Waiting(waited) => waited.saturating_add(elapsed),
                 WatchdogState::Expired => limit,
             };
@@ -359,6 +357,7 @@ impl Commands {
             }
         }
 
+        // The next check looks for new progress.
         for in_flight in
             self.list.iter_mut().filter(|in_flight| in_flight.watchdog_state == WatchdogState::Progressed)
         {

@@ -67,16 +67,16 @@ use self::{
     notify::Notifications,
     part::Part,
     side_queue::{Handled, SideQueue, SideQueues},
-    target::Streams,
-    transfer::{StagingBuffer, Waiting},
+    target::PartialPuts,
+    transfer::{PacketProgress, StagingBuffer},
     watchdog::Watchdog,
 };
 use crate::{
     attachment::Set,
+    packet::{PacketHeader, PacketKind},
     per_client::PerClient,
     switch::{Arrival, QUEUES},
     unit::UnitContext,
-    wire::{Kind, Wire},
 };
 
 /// Bytes that count as one unit of a step's budget, unless packets are smaller.
@@ -93,7 +93,8 @@ fn cost(bytes: u32, mtu: u32) -> u32 {
 /// of 32 bits of its descriptor and its data.
 #[inline]
 fn cycles(bytes: u32) -> u32 {
-    (COMMAND_BYTES as u32 + bytes).div_ceil(4)
+    const WORD: u32 = 4;
+    (COMMAND_BYTES as u32 + bytes).div_ceil(WORD)
 }
 
 /// RMA counters of an attachment.
@@ -107,7 +108,7 @@ pub(crate) struct Counts {
 
 impl Counts {
     /// Returns the sums of the counters of both.
-    fn and(self, other: Self) -> Self {
+    fn plus(self, other: Self) -> Self {
         Self {
             commands: self.commands + other.commands,
             completed: self.completed + other.completed,
@@ -139,9 +140,9 @@ struct Client {
     counts: Counts,
     commands: Commands,
     /// Staging buffer for puts from this client's memory, where it is accessed by DMA messages.
-    data_reads: StagingBuffer,
+    put_staging: StagingBuffer,
     /// Staging buffer for gets from this client's memory, where it is accessed by DMA messages.
-    answer_reads: StagingBuffer,
+    get_staging: StagingBuffer,
     /// Whether the client has let a message wait too long. The card does not wait for its next
     /// ones.
     unresponsive: bool,
@@ -157,8 +158,8 @@ impl Default for Client {
             notifications: Notifications::default(),
             counts: Counts::default(),
             commands: Commands::default(),
-            data_reads: StagingBuffer::default(),
-            answer_reads: StagingBuffer::default(),
+            put_staging: StagingBuffer::default(),
+            get_staging: StagingBuffer::default(),
             unresponsive: false,
             side_queues: Default::default(),
             budget: Budget::new(budget::CLIENT_NANOSECONDS),
@@ -174,10 +175,10 @@ pub(crate) struct Rma {
     sending: Set,
     /// The attachment that sends next.
     next_vpid: AttachmentId,
-    /// Puts for this card that have begun and not ended.
-    streams: Streams,
-    /// Progress of the first packet of each queue of the network.
-    waiting: [Waiting; QUEUES],
+    /// Puts of several parts for this card that have begun and not ended.
+    partial_puts: PartialPuts,
+    /// Progress of the first packet of each input queue ([`Arrival::queue`]).
+    front_packets: [PacketProgress; QUEUES],
     side_queues: SideQueues,
     /// Buffer for writes to memory that is accessed by DMA messages.
     scratch: Box<[u8]>,
@@ -188,9 +189,9 @@ pub(crate) struct Rma {
     /// Number of bytes moved to this card's memory.
     bytes: u64,
     /// The DMA engine that reads memory for packets.
-    reading: Server,
+    read_engine: Server,
     /// The DMA engine that writes the data of packets.
-    writing: Server,
+    write_engine: Server,
     watchdog: Watchdog,
 }
 
@@ -201,15 +202,15 @@ impl Rma {
             clients: PerClient::new(attachments),
             sending: Set::default(),
             next_vpid: AttachmentId(0),
-            streams: Streams::new(),
-            waiting: [Waiting::default(); QUEUES],
+            partial_puts: PartialPuts::new(),
+            front_packets: [PacketProgress::default(); QUEUES],
             side_queues: SideQueues::default(),
             scratch: Box::default(),
             before_resets: Counts::default(),
             refused: 0,
             bytes: 0,
-            reading: Server::default(),
-            writing: Server::default(),
+            read_engine: Server::default(),
+            write_engine: Server::default(),
             watchdog: Watchdog::new(watchdog),
         }
     }
@@ -240,7 +241,7 @@ impl Rma {
     /// Returns the counters of the card.
     pub(crate) fn totals(&self) -> Totals {
         Totals {
-            clients: self.clients.iter().fold(self.before_resets, |sum, client| sum.and(client.counts)),
+            clients: self.clients.iter().fold(self.before_resets, |sum, client| sum.plus(client.counts)),
             refused: self.refused,
             timed_out: self.watchdog.ended,
             over_budget: self.side_queues.over_budget,
@@ -255,13 +256,13 @@ impl Rma {
         let Some(client) = self.client(attachment) else { return };
 
         client.notifications.power_on(read_pointer);
-        client.data_reads.abandon();
-        client.answer_reads.abandon();
+        client.put_staging.abandon();
+        client.get_staging.abandon();
         client.unresponsive = false;
         client.commands.orphan();
 
         let (counted, is_sending) = (std::mem::take(&mut client.counts), client.commands.is_sending());
-        self.before_resets = self.before_resets.and(counted);
+        self.before_resets = self.before_resets.plus(counted);
         if is_sending {
             self.sending.add(attachment);
         } else {
@@ -278,7 +279,7 @@ impl Rma {
     /// stay there for now.
     #[inline]
     pub(crate) fn take_arrival(&mut self, unit: &mut UnitContext<'_, '_>, arrival: Arrival) -> Option<u32> {
-        let wire = arrival.wire;
+        let header = arrival.header;
         let queue = arrival.queue();
         let (part, memory) = {
             let ports = unit.context.ports();
@@ -287,27 +288,28 @@ impl Rma {
         };
 
         if let Some(part) = part {
-            let mut waiting = self.waiting.get(queue).copied().unwrap_or_default();
-            let handled = if self.must_follow_side_packets(wire) {
-                Handled::Slow
+            let mut packet_progress = self.front_packets.get(queue).copied().unwrap_or_default();
+            // A packet behind others of a side queue waits for the same client as they do.
+            let handled = if self.must_follow_side_packets(header) {
+                Handled::WaitsForClient
             } else {
-                self.handle(unit, wire, part, memory, &mut waiting)
+                self.handle(unit, header, part, memory, &mut packet_progress)
             };
 
-            // The cost of moving the packet away, if it was moved.
-            let moved = match handled {
-                Handled::Slow => self.move_to_side_queue(unit, arrival, part, waiting),
+            let cost_of_move = match handled {
+                Handled::WaitsForClient => self.move_to_side_queue(unit, arrival, part, packet_progress),
                 Handled::Done | Handled::NoRoom => None,
             };
-            let stays = handled != Handled::Done && moved.is_none();
-            if let Some(progress) = self.waiting.get_mut(queue) {
-                *progress = if stays { waiting } else { Waiting::default() };
+            let stays = handled != Handled::Done && cost_of_move.is_none();
+            if let Some(progress) = self.front_packets.get_mut(queue) {
+                *progress = if stays { packet_progress } else { PacketProgress::default() };
             }
             if handled != Handled::Done {
-                return moved;
+                return cost_of_move;
             }
         }
 
+        // The packet is finished, or it is not one that a card sends. Either way it is dropped.
         let mut ports = unit.context.ports();
         if let Some(packet) = unit.parts.switch.take_packet(&mut ports, arrival) {
             ports.recycle(packet);
@@ -315,35 +317,37 @@ impl Rma {
         Some(cost(part.map_or(0, |part| part.length), unit.parts.config.rma_mtu))
     }
 
-    /// Handles an RMA packet from a queue of the network or a side queue.
+    /// Handles an RMA packet from an input queue or a side queue. `memory` is the memory that the
+    /// packet refers to. `packet_progress` is the packet's progress in earlier attempts, and is
+    /// updated.
     #[inline]
     fn handle(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        wire: Wire,
+        header: PacketHeader,
         part: Part,
         memory: Option<Arc<DmaLease>>,
-        waiting: &mut Waiting,
+        packet_progress: &mut PacketProgress,
     ) -> Handled {
         // Both kinds of packet may carry data, which the writing DMA engine moves.
-        let writes = matches!(wire.kind, Kind::Put | Kind::Answer) && part.length > 0;
-        if writes && !unit.request_idle(&self.writing) {
+        let writes = matches!(header.kind, PacketKind::Put | PacketKind::Answer) && part.length > 0;
+        if writes && !unit.request_idle(&self.write_engine) {
             return Handled::NoRoom;
         }
 
-        let handled = match wire.kind {
-            Kind::Put => self.put_arrived(unit, wire, part, memory, waiting),
-            Kind::Get => self.get_arrived(unit, wire, part, waiting),
-            Kind::Answer => self.answer_arrived(unit, wire, part, memory, waiting),
-            // Kind::Ended: the card calls RMA for no other kinds.
+        let handled = match header.kind {
+            PacketKind::Put => self.put_arrived(unit, header, part, memory, packet_progress),
+            PacketKind::Get => self.get_arrived(unit, header, part, packet_progress),
+            PacketKind::Answer => self.answer_arrived(unit, header, part, memory, packet_progress),
+            // This is `PacketKind::GetEnd`: the card calls RMA for no other kinds.
             _ => {
-                self.get_ended(unit, wire, part);
+                self.get_ended(unit, header, part);
                 Handled::Done
             }
         };
 
         if writes && handled == Handled::Done {
-            unit.work(&mut self.writing, cycles(part.length));
+            unit.begin_work(&mut self.write_engine, cycles(part.length));
         }
         handled
     }

@@ -72,7 +72,7 @@ pub(super) struct Notifications {
     /// Generation of the queue, which each reset, enabling and disabling increments. A command's
     /// notifications go only to the queue that was enabled when the command was written.
     generation: u32,
-    /// The last invalid read pointer, which is not reported again.
+    /// The last invalid read pointer. It is not reported again until it changes.
     bad_pointer: Option<u64>,
     /// The client's read pointer of the queue, while a client is attached.
     read_pointer: Option<SharedU64>,
@@ -115,8 +115,9 @@ impl Notifications {
         Some(self.read_pointer.as_ref()?.load(Ordering::Acquire))
     }
 
-    /// Reads the owner's read pointer. Returns it if it is invalid and was not returned before.
-    fn poll(&mut self) -> Option<u64> {
+    /// Reads the owner's read pointer, and records the notifications that the owner has taken.
+    /// Returns an invalid pointer once: until it changes, later calls return `None`.
+    fn poll_read_pointer(&mut self) -> Option<u64> {
         let pointer = self.load_read_pointer()?;
         let queue = self.queue.as_mut()?;
 
@@ -136,7 +137,7 @@ impl Notifications {
 
 impl Rma {
     /// Enables or disables a notification queue. A queue that can't be used counts as an error.
-    pub(super) fn enable_queue(
+    pub(super) fn set_queue_enabled(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
         attachment: AttachmentId,
@@ -167,7 +168,7 @@ impl Rma {
         attachment: AttachmentId,
     ) -> bool {
         let Some(client) = self.client(attachment) else { return false };
-        if let Some(pointer) = client.notifications.poll() {
+        if let Some(pointer) = client.notifications.poll_read_pointer() {
             unit.fail(attachment, error::READ_POINTER, pointer);
         }
         client.notifications.has_unread()

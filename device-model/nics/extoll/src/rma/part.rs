@@ -6,8 +6,8 @@ use nicforge_core::dma::DmaLease;
 
 use crate::{
     config::MAX_RMA_MTU,
+    packet::{Endpoint, PacketHeader, PacketKind},
     unit::{Origin, UnitContext, Unsent, send_packet},
-    wire::{Endpoint, Kind, Wire},
 };
 
 /// Bytes of a packet's content. The data are not in it: the packet refers to them, or they are one
@@ -33,9 +33,9 @@ pub(super) struct Part {
     pub(super) command: u8,
     pub(super) notify: u8,
     pub(super) status: u8,
-    /// In a put: this is the last part. In an answer: the get is finished as far as the answering
-    /// card is concerned.
-    pub(super) last: bool,
+    /// In a put: this is the last part. In the answer to a get: this is the last answer to its
+    /// request.
+    pub(super) is_last: bool,
     /// Whether the packet refers to a staging buffer of its sender, which is in use until the
     /// packet is handled or copied.
     pub(super) staged: bool,
@@ -48,17 +48,17 @@ pub(super) struct Part {
     /// In the answer to a get, and in its end: the generation of the responder's notification
     /// queue.
     pub(super) queue_generation: u32,
-    /// The address of the command at its target. In an answer to a get: the number of the region
-    /// that was read.
+    /// The address of the command's first byte at its target. In an answer to a get: the serial
+    /// number of the region that was read.
     pub(super) address: u64,
-    /// Offset of the data in the memory that the packet refers to, or an immediate put's data.
+    /// Offset of the data in the memory that the packet refers to, or the data of an immediate put.
     pub(super) data: u64,
 }
 
 impl Part {
-    /// Returns the offset of this part in the command.
+    /// Returns the offset of this part in the command's data.
     #[inline]
-    pub(super) const fn at(&self) -> u32 {
+    pub(super) const fn offset(&self) -> u32 {
         self.total.wrapping_sub(self.rest)
     }
 
@@ -70,15 +70,15 @@ impl Part {
     pub(super) fn send(
         &self,
         unit: &mut UnitContext<'_, '_>,
-        kind: Kind,
+        kind: PacketKind,
         target: Endpoint,
         source: u16,
         memory: Option<Arc<DmaLease>>,
     ) -> Result<(), Unsent> {
         let source = Endpoint { node: unit.parts.config.node, vpid: source };
-        let wire = Wire { target, source, tag: 0, quadwords: 1, kind, generation: 0 };
+        let header = PacketHeader { target, source, tag: 0, quadwords: 1, kind, generation: 0 };
 
-        send_packet(unit.context, &mut unit.parts.switch, Origin::Card, wire, BYTES, |packet| {
+        send_packet(unit.context, &mut unit.parts.switch, Origin::Card, header, BYTES, |packet| {
             // The link carries the data, although this machine does not move them with the packet.
             packet.framing += if memory.is_some() { self.length } else { 0 };
             packet.memory = memory;
@@ -94,7 +94,7 @@ impl Part {
                 | u64::from(self.command) << 32
                 | u64::from(self.notify) << 40
                 | u64::from(self.status) << 48
-                | u64::from(self.last) << 56
+                | u64::from(self.is_last) << 56
                 | u64::from(self.staged) << 57,
             u64::from(self.length) | u64::from(self.rest) << 32,
             u64::from(self.total) | u64::from(self.queue_generation) << 32,
@@ -119,7 +119,7 @@ impl Part {
             command: (head >> 32) as u8,
             notify: (head >> 40) as u8,
             status: (head >> 48) as u8,
-            last: head >> 56 & 1 != 0,
+            is_last: head >> 56 & 1 != 0,
             staged: head >> 57 & 1 != 0,
             length: lengths as u32,
             rest: (lengths >> 32) as u32,
@@ -140,9 +140,9 @@ mod tests {
     proptest! {
         #[test]
         fn part_round_trips(id: u32, command: u8, notify: u8, status: u8, ends: (bool, bool), lengths: (u32, u32, u32), queue_generation: u32, address: u64, data: u64) {
-            let ((last, staged), (length, rest, total)) = (ends, lengths);
+            let ((is_last, staged), (length, rest, total)) = (ends, lengths);
             let part = Part {
-                id, command, notify, status, last, staged, length, rest, total, queue_generation, address, data,
+                id, command, notify, status, is_last, staged, length, rest, total, queue_generation, address, data,
             };
             let mut bytes = [0; BYTES];
             part.encode(&mut bytes);

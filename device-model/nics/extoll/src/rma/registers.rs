@@ -40,7 +40,7 @@ impl Rma {
             Register::Queue(register) => {
                 let is_enabled = notifications.is_enabled();
                 if let Some(on) = notifications.registers.write(register, value, is_enabled)? {
-                    self.enable_queue(unit, attachment, on);
+                    self.set_queue_enabled(unit, attachment, on);
                 }
             }
             Register::Watchdog => self.watchdog.set_limit(unit.context, value),

@@ -21,9 +21,10 @@ use super::{
     transfer::{PacketMemory, ReadKey, Role, Unreadable},
 };
 use crate::{
+    atu::{Access, RegionSerial},
+    packet::{Endpoint, PacketKind, TrafficClass},
     topology::Route,
     unit::{UnitContext, Unsent},
-    wire::{Class, Endpoint, Kind},
 };
 
 /// Maximum number of requests of the largest size that a VPID's gets may have sent before their
@@ -38,6 +39,13 @@ pub(super) enum PartOutcome {
     Blocked,
 }
 
+/// The kind of a part's packet, and its receiver.
+#[derive(Clone, Copy)]
+struct Destination {
+    kind: PacketKind,
+    target: Endpoint,
+}
+
 /// The data of a put's part.
 enum PartData {
     /// The part can be sent. The memory is the one that the packet refers to; `None` if the packet
@@ -49,7 +57,7 @@ enum PartData {
 
 impl Rma {
     /// Handles a write of the command register. It stalls while the VPID's list is full.
-    pub(crate) fn command(
+    pub(crate) fn write_command(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
         attachment: AttachmentId,
@@ -80,8 +88,8 @@ impl Rma {
         if valid { Write::Accepted } else { refuse(unit, attachment, error::COMMAND) }
     }
 
-    /// Returns whether a step has work of this unit, or must request the next check of the
-    /// watchdog.
+    /// Returns whether a step has work of this unit: parts to send, packets in side queues, or a
+    /// wake-up to request for the watchdog's next check.
     #[inline]
     pub(crate) fn has_work(&self) -> bool {
         !self.sending.is_empty() || self.has_occupied_side_queue() || self.is_watched()
@@ -123,7 +131,8 @@ impl Rma {
         spent
     }
 
-    /// Sends a part of a VPID's first command that can proceed.
+    /// Sends a part of a VPID's first command that can proceed. Commands that are blocked let those
+    /// for other targets pass.
     fn send_part(&mut self, unit: &mut UnitContext<'_, '_>, attachment: AttachmentId) -> PartOutcome {
         let Some(client) = self.client(attachment) else { return PartOutcome::Blocked };
         let (mut search, mut from) = (TargetSearch::default(), client.commands.sent);
@@ -139,14 +148,14 @@ impl Rma {
         }
     }
 
-    /// Sends a part of one command.
+    /// Sends a part of the command at `index` of a VPID's list.
     fn send_part_of(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
         attachment: AttachmentId,
         index: usize,
     ) -> PartOutcome {
-        if let Some(outcome) = self.start(unit, attachment, index) {
+        if let Some(outcome) = self.start_command(unit, attachment, index) {
             return outcome;
         }
 
@@ -155,7 +164,7 @@ impl Rma {
         let Some(in_flight) = commands.list.get(index).cloned() else { return PartOutcome::Blocked };
         let part = in_flight.next_part(commands.id(index), unit.parts.config.rma_mtu);
         let outstanding_bytes = commands.outstanding_bytes;
-        if !unit.parts.switch.request_idle_output(in_flight.request.target.node, Class::Request) {
+        if !unit.parts.switch.request_idle_output(in_flight.request.target.node, TrafficClass::Request) {
             return PartOutcome::Blocked;
         }
 
@@ -185,7 +194,8 @@ impl Rma {
             return PartOutcome::Blocked;
         }
 
-        self.send_next(unit, attachment, index, (Kind::Get, in_flight.request.target), &part, None)
+        let destination = Destination { kind: PacketKind::Get, target: in_flight.request.target };
+        self.send_next(unit, attachment, index, destination, &part, None)
     }
 
     /// Sends the next part of a put. A put that can't continue sends its end.
@@ -197,7 +207,7 @@ impl Rma {
         in_flight: &InFlightCommand,
         mut part: Part,
     ) -> PartOutcome {
-        if !unit.request_idle(&self.reading) {
+        if !unit.request_idle(&self.read_engine) {
             return PartOutcome::Blocked;
         }
 
@@ -209,16 +219,16 @@ impl Rma {
             }
         };
 
-        part.last = part.length == part.rest || part.status != status::DONE;
-        let outcome =
-            self.send_next(unit, attachment, index, (Kind::Put, in_flight.request.target), &part, memory);
+        part.is_last = part.length == part.rest || part.status != status::DONE;
+        let destination = Destination { kind: PacketKind::Put, target: in_flight.request.target };
+        let outcome = self.send_next(unit, attachment, index, destination, &part, memory);
         if let PartOutcome::Advanced { .. } = outcome {
-            unit.work(&mut self.reading, cycles(part.length));
+            unit.begin_work(&mut self.read_engine, cycles(part.length));
         }
         outcome
     }
 
-    /// Sets the data of a put's part, or the status with which the put ends.
+    /// Sets the data of a put's part and its length, or the status with which the put ends.
     #[inline]
     fn fill_part(
         &mut self,
@@ -240,10 +250,12 @@ impl Rma {
             return PartData::Ready(None);
         }
 
-        match self.next_source(unit, attachment, in_flight, part.id) {
-            Ok(Some(PacketMemory { lease, offset, length, staged })) => {
-                (part.data, part.length, part.staged) = (offset, length, staged);
-                PartData::Ready(Some(lease))
+        match self.put_memory(unit, attachment, in_flight, part.id) {
+            Ok(Some(found)) => {
+                part.data = found.offset;
+                part.length = found.length;
+                part.staged = found.staged;
+                PartData::Ready(Some(found.lease))
             }
             Ok(None) => PartData::Pending,
             Err(Unreadable) => {
@@ -254,14 +266,14 @@ impl Rma {
         }
     }
 
-    /// Sends a part and notes the progress of its command.
+    /// Sends a part of the command at `index`, and records the progress of the command.
     #[inline]
     fn send_next(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
         attachment: AttachmentId,
         index: usize,
-        (kind, target): (Kind, Endpoint),
+        Destination { kind, target }: Destination,
         part: &Part,
         memory: Option<Arc<DmaLease>>,
     ) -> PartOutcome {
@@ -280,10 +292,11 @@ impl Rma {
         if let Some(in_flight) = commands.list.get_mut(index) {
             in_flight.progress.sent += part.length;
             in_flight.watchdog_state = WatchdogState::Progressed;
-            if kind == Kind::Get {
+            if kind == PacketKind::Get {
                 commands.outstanding_bytes += part.length;
             }
-            in_flight.state = if part.last || in_flight.rest() == 0 { State::Sent } else { State::Sending };
+            in_flight.state =
+                if part.is_last || in_flight.rest() == 0 { State::Sent } else { State::Sending };
         }
 
         commands.skip_sent_and_drop_ended();
@@ -291,9 +304,10 @@ impl Rma {
         PartOutcome::Advanced { cost: 1 }
     }
 
-    /// Starts a command of which no part was sent. Returns the outcome if the command ends here or
-    /// has to wait, and `None` if a part can be sent.
-    fn start(
+    /// Checks the command at `index` before its first part is sent. Returns the outcome if the
+    /// command ends here or has to wait. Returns `None` if a part can be sent, and for a command
+    /// that has started already.
+    fn start_command(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
         attachment: AttachmentId,
@@ -333,22 +347,22 @@ impl Rma {
 
     /// Returns the memory with the data of a put's next part, or `Ok(None)` while a DMA message
     /// that reads the data is not answered.
-    fn next_source(
+    fn put_memory(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
         attachment: AttachmentId,
         in_flight: &InFlightCommand,
         id: u32,
     ) -> Result<Option<PacketMemory>, Unreadable> {
-        let (at, rest) = (in_flight.progress.sent, in_flight.rest());
-        let address = in_flight.request.source + u64::from(at);
-        let (region, offset) = unit.parts.atu.find(address, rest.into()).ok_or(Unreadable)?;
+        let (sent, rest) = (in_flight.progress.sent, in_flight.rest());
+        let address = in_flight.request.source + u64::from(sent);
+        let (region, offset_in_region) = unit.parts.atu.find(address, rest.into()).ok_or(Unreadable)?;
         if Some(region.serial) != in_flight.progress.region {
             return Err(Unreadable);
         }
 
         let maximum = rest.min(unit.parts.config.rma_mtu);
-        let piece = region.piece(offset, maximum.into()).ok_or(Unreadable)?;
+        let piece = region.piece(offset_in_region, maximum.into()).ok_or(Unreadable)?;
 
         // The length fits: it is at most `maximum`.
         let length = piece.length as u32;
@@ -357,14 +371,15 @@ impl Rma {
         }
 
         let requester = Endpoint { node: unit.parts.config.node, vpid: attachment.0 };
-        let expected = ReadKey { requester, id, at, iova: piece.iova, length };
+        let read_key = ReadKey { requester, id, offset: sent, iova: piece.iova, length };
         let client = self.client(attachment).ok_or(Unreadable)?;
-        let lease = client.data_reads.fetch(unit.context, attachment, Role::Put, expected)?;
+        let lease = client.put_staging.fetch(unit.context, attachment, Role::Put, read_key)?;
         Ok(lease.map(|lease| PacketMemory { lease, offset: 0, length, staged: true }))
     }
 }
 
-/// Counts an error of a write of the command register. The write has no other effect here.
+/// Counts an error of a write of the command register. Returns `Accepted`, so that the write is not
+/// repeated.
 #[cold]
 fn refuse(unit: &mut UnitContext<'_, '_>, attachment: AttachmentId, code: u8) -> Write {
     unit.fail(attachment, code, reg::RMA_COMMAND);
@@ -372,12 +387,15 @@ fn refuse(unit: &mut UnitContext<'_, '_>, attachment: AttachmentId, code: u8) ->
 }
 
 /// Checks the target, and the region of this card that the command reads or writes. Returns the
-/// region's number, `None` for a command without one, or the status with which the command ends.
+/// region, or `None` for an immediate put, which has none.
+///
+/// # Errors
+/// The status with which the command ends.
 fn check_command(
     unit: &UnitContext<'_, '_>,
     attachment: AttachmentId,
     in_flight: &InFlightCommand,
-) -> Result<Option<u64>, u8> {
+) -> Result<Option<RegionSerial>, u8> {
     let request = &in_flight.request;
     let Endpoint { node, vpid } = request.target;
     if node >= unit.parts.config.nodes
@@ -387,13 +405,13 @@ fn check_command(
         return Err(status::NO_RECEIVER);
     }
 
-    let (address, write) = match request.command {
+    let (address, access) = match request.command {
         command::IMMEDIATE_PUT => return Ok(None),
-        command::GET => (request.destination, true),
-        _ => (request.source, false),
+        command::GET => (request.destination, Access::Write),
+        _ => (request.source, Access::Read),
     };
     match unit.parts.atu.find(address, request.length.into()) {
-        Some((region, _)) if region.owner == attachment.0 && region.allows(true, write) => {
+        Some((region, _)) if region.owner == attachment.0 && region.allows_owner(access) => {
             Ok(Some(region.serial))
         }
         _ => Err(status::LOCAL_ADDRESS),

@@ -23,13 +23,13 @@ use nicforge_core::{
 use nicforge_kit::{Budget, budget, retry};
 use nicforge_shm::SharedMemory;
 
-use super::{Client, Rma, cost, part::Part, transfer::Waiting};
+use super::{Client, Rma, cost, part::Part, transfer::PacketProgress};
 use crate::{
     attachment::Set,
     config::MAX_RMA_MTU,
+    packet::{PacketHeader, TrafficClass},
     switch::Arrival,
     unit::UnitContext,
-    wire::{Class, Wire},
 };
 
 /// Maximum number of packets in a side queue.
@@ -39,7 +39,16 @@ const COPIES: usize = 4;
 /// Longest time between two checks of a side queue, in nanoseconds.
 const LONGEST_RETRY: u64 = 1_000_000;
 /// Classes that have side queues, in the order in which they are served.
-pub(super) const CLASSES: [Class; 2] = [Class::Response, Class::Request];
+pub(super) const CLASSES: [TrafficClass; 2] = [TrafficClass::Response, TrafficClass::Request];
+
+/// Whether a packet may wait for its client after an attempt to handle it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attempt {
+    /// The packet may wait, up to its time limit.
+    MayWait,
+    /// The packet ends as withdrawn instead of waiting.
+    Last,
+}
 
 /// The outcome of an attempt to handle a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,18 +58,18 @@ pub(super) enum Handled {
     /// The network has no room for its answer.
     NoRoom,
     /// The packet waits for a message that its client has not answered.
-    Slow,
+    WaitsForClient,
 }
 
 /// A packet that was taken out of a shared queue.
 struct Entry {
-    wire: Wire,
+    header: PacketHeader,
     part: Part,
     memory: Option<Arc<DmaLease>>,
     /// The slot of the side queue's memory that holds its data, if they were copied.
     copy: Option<usize>,
     /// The packet's progress.
-    waiting: Waiting,
+    packet_progress: PacketProgress,
 }
 
 /// Packets of a class that wait for a client.
@@ -70,7 +79,7 @@ pub(super) struct SideQueue {
     /// Time of the next check of the first packet.
     next_check: Nanos,
     /// Whether the last check found that the client has not answered.
-    slow: bool,
+    waits_for_client: bool,
     /// Memory for copied data, created when it is first needed.
     memory: Option<SharedMemory>,
     /// The slots of that memory in use.
@@ -89,7 +98,13 @@ impl SideQueue {
     }
 
     /// Adds a packet at the end. The caller must have asked [`SideQueue::has_room`].
-    fn push(&mut self, wire: Wire, mut part: Part, memory: Option<Arc<DmaLease>>, waiting: Waiting) {
+    fn push(
+        &mut self,
+        header: PacketHeader,
+        mut part: Part,
+        memory: Option<Arc<DmaLease>>,
+        packet_progress: PacketProgress,
+    ) {
         let (mut memory, mut copy) = (memory, None);
         if part.staged {
             // Without a copy the packet has no data, and its command ends as withdrawn.
@@ -98,10 +113,11 @@ impl SideQueue {
             part.data = 0;
         }
 
-        self.entries.push_back(Entry { wire, part, memory, copy, waiting });
+        self.entries.push_back(Entry { header, part, memory, copy, packet_progress });
     }
 
-    /// Copies a packet's data to a free slot and returns the slot.
+    /// Copies the data of a packet from its sender's staging buffer to a free slot. Returns the
+    /// slot.
     fn copy(&mut self, buffer: &DmaLease, part: &Part) -> Option<usize> {
         let slot = self.used.iter().position(|used| !used)?;
         if self.memory.is_none() {
@@ -116,8 +132,8 @@ impl SideQueue {
 
     /// Returns a lease of a slot.
     fn lease(&self, slot: usize) -> Option<Arc<DmaLease>> {
-        let mtu = u64::from(MAX_RMA_MTU);
-        let window = self.memory.as_ref()?.window(slot as u64 * mtu, mtu).ok()?;
+        let slot_bytes = u64::from(MAX_RMA_MTU);
+        let window = self.memory.as_ref()?.window(slot as u64 * slot_bytes, slot_bytes).ok()?;
         Some(Arc::new(DmaLease::new(window, Term::default())))
     }
 
@@ -128,7 +144,7 @@ impl SideQueue {
             *used = false;
         }
 
-        (self.next_check, self.slow) = (Nanos::ZERO, false);
+        (self.next_check, self.waits_for_client) = (Nanos::ZERO, false);
     }
 
     /// Schedules a check of the first packet for the next step, because a message was answered.
@@ -139,8 +155,8 @@ impl SideQueue {
 
 /// Returns the index of the side queue of a class. Completions never wait.
 #[inline]
-fn index(class: Class) -> usize {
-    usize::from(class == Class::Request)
+fn side_queue_index(class: TrafficClass) -> usize {
+    usize::from(class == TrafficClass::Request)
 }
 
 /// The side queues of a card, as far as they concern all clients.
@@ -168,17 +184,17 @@ impl Default for SideQueues {
 
 impl Rma {
     /// Returns a client's side queue for a class.
-    fn side_queue(&mut self, owner: AttachmentId, class: Class) -> Option<&mut SideQueue> {
-        Some(&mut self.client(owner)?.side_queues[index(class)])
+    fn side_queue(&mut self, owner: AttachmentId, class: TrafficClass) -> Option<&mut SideQueue> {
+        Some(&mut self.client(owner)?.side_queues[side_queue_index(class)])
     }
 
-    /// Returns whether a packet has to follow others to a side queue.
+    /// Returns whether a packet has to follow earlier packets for its client to a side queue.
     #[inline]
-    pub(super) fn must_follow_side_packets(&self, wire: Wire) -> bool {
-        let class = wire.kind.class();
+    pub(super) fn must_follow_side_packets(&self, header: PacketHeader) -> bool {
+        let class = header.kind.class();
         !self.side_queues.occupied.is_empty()
-            && class != Class::Completion
-            && self.has_side_packets(AttachmentId(wire.target.vpid), index(class))
+            && class != TrafficClass::Completion
+            && self.has_side_packets(AttachmentId(header.target.vpid), side_queue_index(class))
     }
 
     /// Moves the packet at the front of a shared queue to a side queue. Returns the cost, or `None`
@@ -189,9 +205,9 @@ impl Rma {
         unit: &mut UnitContext<'_, '_>,
         arrival: Arrival,
         part: Part,
-        waiting: Waiting,
+        packet_progress: PacketProgress,
     ) -> Option<u32> {
-        let (owner, class) = (AttachmentId(arrival.wire.target.vpid), arrival.wire.kind.class());
+        let (owner, class) = (AttachmentId(arrival.header.target.vpid), arrival.header.kind.class());
         if !self.make_room(unit, owner, class, &part) {
             return None;
         }
@@ -204,13 +220,13 @@ impl Rma {
             memory
         };
 
-        let next_check = waiting.retry(unit.context.now());
+        let next_check = packet_progress.next_check(unit.context.now());
         let side_queue = self.side_queue(owner, class)?;
         if side_queue.is_empty() {
-            (side_queue.next_check, side_queue.slow) = (next_check, true);
+            (side_queue.next_check, side_queue.waits_for_client) = (next_check, true);
         }
 
-        side_queue.push(arrival.wire, part, memory, waiting);
+        side_queue.push(arrival.header, part, memory, packet_progress);
         self.side_queues.occupied.add(owner);
         unit.context.wake_at(next_check);
 
@@ -225,22 +241,23 @@ impl Rma {
         &mut self,
         unit: &mut UnitContext<'_, '_>,
         owner: AttachmentId,
-        class: Class,
+        class: TrafficClass,
         part: &Part,
     ) -> bool {
         let now = unit.context.now();
         let Some(client) = self.client(owner) else { return false };
 
-        let side_queue = &client.side_queues[index(class)];
+        let side_queue = &client.side_queues[side_queue_index(class)];
         if side_queue.has_room(part) {
             return true;
         }
-        if !side_queue.slow {
+        if !side_queue.waits_for_client {
             // The queue waits for room in the network and not for its client, so no budget is
             // charged.
             return false;
         }
 
+        // Both budgets are charged with the time for which the packet holds a shared queue.
         let client_may_hold = client.budget.hold(now);
         let all_may_hold = self.side_queues.budget.hold(now);
         if client_may_hold && all_may_hold {
@@ -249,7 +266,7 @@ impl Rma {
         }
 
         self.side_queues.over_budget += 1;
-        self.handle_first_side_packet(unit, owner, class, true);
+        self.handle_first_side_packet(unit, owner, class, Attempt::Last);
         self.side_queue(owner, class).is_some_and(|side_queue| side_queue.has_room(part))
     }
 
@@ -278,7 +295,7 @@ impl Rma {
 
             for class in CLASSES {
                 while spent < budget
-                    && let Some(cost) = self.handle_first_side_packet(unit, owner, class, false)
+                    && let Some(cost) = self.handle_first_side_packet(unit, owner, class, Attempt::MayWait)
                 {
                     spent += cost;
                 }
@@ -293,32 +310,37 @@ impl Rma {
     }
 
     /// Handles the first packet of a side queue. Returns the cost if the packet is finished, and
-    /// `None` if it waits. With `is_last_attempt`, a packet that would wait for its client ends.
+    /// `None` if it waits.
     fn handle_first_side_packet(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
         owner: AttachmentId,
-        class: Class,
-        is_last_attempt: bool,
+        class: TrafficClass,
+        attempt: Attempt,
     ) -> Option<u32> {
         let now = unit.context.now();
+        let is_last_attempt = attempt == Attempt::Last;
         let side_queue = self.side_queue(owner, class)?;
         let first = side_queue.entries.front()?;
         if !is_last_attempt && !retry::is_due(unit.context, side_queue.next_check) {
             return None;
         }
 
-        let (wire, part, memory) = (first.wire, first.part, first.memory.clone());
-        let mut waiting = first.waiting;
-        waiting.is_last_attempt = is_last_attempt;
-        let handled = self.handle(unit, wire, part, memory, &mut waiting);
-        waiting.is_last_attempt = false;
-        let next_check = if handled == Handled::Slow { waiting.retry(now) } else { Nanos::ZERO };
+        let (header, part, memory) = (first.header, first.part, first.memory.clone());
+        let mut packet_progress = first.packet_progress;
+        packet_progress.is_last_attempt = is_last_attempt;
+        let handled = self.handle(unit, header, part, memory, &mut packet_progress);
+        packet_progress.is_last_attempt = false;
+        let next_check =
+            if handled == Handled::WaitsForClient { packet_progress.next_check(now) } else { Nanos::ZERO };
 
         let side_queue = self.side_queue(owner, class)?;
         if handled != Handled::Done {
-            (side_queue.next_check, side_queue.slow) = (next_check, handled == Handled::Slow);
-            side_queue.entries.front_mut()?.waiting = waiting;
+            side_queue.next_check = next_check;
+            side_queue.waits_for_client = handled == Handled::WaitsForClient;
+            side_queue.entries.front_mut()?.packet_progress = packet_progress;
+            // A packet that waits for room is tried in every step; the wake-up ensures that there
+            // is a step.
             unit.context.wake_at(if next_check > now { next_check } else { now.after(LONGEST_RETRY) });
             return None;
         }
@@ -330,10 +352,10 @@ impl Rma {
     }
 }
 
-impl Waiting {
-    /// Returns the time of the next check: soon at first, and less often the longer the client has
-    /// not answered.
-    fn retry(&self, now: Nanos) -> Nanos {
+impl PacketProgress {
+    /// Returns the time of the next check: after an eighth of the time for which the client has not
+    /// answered, within bounds. The checks thus become less frequent.
+    fn next_check(&self, now: Nanos) -> Nanos {
         let waited = self.waited(now);
         now.after((waited / 8).clamp(retry::MEMORY_BUSY, LONGEST_RETRY))
     }

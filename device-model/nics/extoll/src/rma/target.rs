@@ -9,29 +9,43 @@ use super::{
     Rma, cycles,
     part::Part,
     side_queue::Handled,
-    transfer::{Data, PacketMemory, ReadKey, Role, Unreadable, Waiting},
+    transfer::{Data, PacketMemory, PacketProgress, ReadKey, Role, Unreadable},
 };
 use crate::{
+    atu::{Access, Region, RegionSerial},
+    packet::{Endpoint, PacketHeader, PacketKind, TrafficClass},
     unit::{UnitContext, Unsent},
-    wire::{Class, Endpoint, Kind, Wire},
 };
 
-/// The puts of one requester for one VPID of this card. Parts of one command come before those of
-/// the next.
+/// The requester and the target VPID of a put. Of all puts from one to the other, the parts of one
+/// command come before those of the next, so that one of them at a time is partial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Stream {
+pub(super) struct PutStream {
     requester: Endpoint,
     target: u16,
 }
 
-/// Puts of several parts that have begun.
-pub(super) type Streams = HashMap<Stream, PartialPut>;
+/// The data of a get that are still to be answered.
+#[derive(Clone, Copy)]
+struct WantedData {
+    /// Address of the first byte.
+    address: u64,
+    /// Offset of that byte in the get.
+    offset: u32,
+    /// Bytes of the get from there on.
+    rest: u32,
+    /// Bytes of the requested part from there on.
+    maximum: u32,
+}
+
+/// Puts of several parts that have begun, at most one for each pair of requester and target.
+pub(super) type PartialPuts = HashMap<PutStream, PartialPut>;
 
 /// A put of several parts, of which some have arrived.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PartialPut {
     /// The region of its first part; `None` if that part was refused.
-    region: Option<u64>,
+    region: Option<RegionSerial>,
     /// The status so far.
     status: u8,
     /// The generation of the target's notification queue when the first part arrived. A queue that
@@ -39,22 +53,32 @@ pub(super) struct PartialPut {
     queue_generation: u32,
 }
 
-/// Returns the number of the region in which all `rest` bytes at `address` of the target VPID's
-/// memory lie, if the packet's sender may read or write them.
+/// Returns the region in which all `rest` bytes at `address` of the target VPID's memory lie, if
+/// the packet's sender has this access to it.
 ///
 /// # Errors
 /// The status with which the access is refused.
-fn allowed(unit: &UnitContext<'_, '_>, wire: Wire, address: u64, rest: u32, write: bool) -> Result<u64, u8> {
-    let owner = wire.target.vpid;
+fn accessible_region(
+    unit: &UnitContext<'_, '_>,
+    header: PacketHeader,
+    address: u64,
+    rest: u32,
+    access: Access,
+) -> Result<RegionSerial, u8> {
+    let owner = header.target.vpid;
     if owner >= unit.parts.config.vpids || !unit.parts.attachments.is_present(AttachmentId(owner)) {
         return Err(status::NO_RECEIVER);
     }
 
-    let is_own_memory = wire.source == Endpoint { node: unit.parts.config.node, vpid: owner };
+    let is_own_memory = header.source == Endpoint { node: unit.parts.config.node, vpid: owner };
+    let is_allowed = |region: &Region| {
+        let has_access =
+            if is_own_memory { region.allows_owner(access) } else { region.allows_others(access) };
+        region.owner == owner && has_access
+    };
+
     match unit.parts.atu.find(address, rest.into()) {
-        Some((region, _)) if region.owner == owner && region.allows(is_own_memory, write) => {
-            Ok(region.serial)
-        }
+        Some((region, _)) if is_allowed(region) => Ok(region.serial),
         _ => Err(status::REMOTE_ADDRESS),
     }
 }
@@ -67,70 +91,70 @@ impl Rma {
         client.map_or(0, |client| client.notifications.generation())
     }
 
-    /// Checks an access as [`allowed`] does, and counts its refusal.
+    /// As [`accessible_region`]. Counts an access that is refused because of its address.
     fn check_access(
         &mut self,
         unit: &UnitContext<'_, '_>,
-        wire: Wire,
+        header: PacketHeader,
         address: u64,
         rest: u32,
-        write: bool,
-    ) -> Result<u64, u8> {
-        let allowed = allowed(unit, wire, address, rest, write);
-        self.refused += u64::from(allowed == Err(status::REMOTE_ADDRESS));
-        allowed
+        access: Access,
+    ) -> Result<RegionSerial, u8> {
+        let region = accessible_region(unit, header, address, rest, access);
+        self.refused += u64::from(region == Err(status::REMOTE_ADDRESS));
+        region
     }
 
-    /// Handles a part of a put.
+    /// Handles a part of a put: writes its data from `memory`, and after the last part answers the
+    /// requester and notifies the target.
     pub(super) fn put_arrived(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        wire: Wire,
+        header: PacketHeader,
         part: Part,
         memory: Option<Arc<DmaLease>>,
-        waiting: &mut Waiting,
+        packet_progress: &mut PacketProgress,
     ) -> Handled {
-        if part.last && !unit.parts.switch.request_room(wire.source.node, Class::Response) {
+        if part.is_last && !unit.parts.switch.request_room(header.source.node, TrafficClass::Response) {
             return Handled::NoRoom;
         }
 
-        let stream = Stream { requester: wire.source, target: wire.target.vpid };
-        let is_only_part = part.last && part.rest == part.total;
+        let stream = PutStream { requester: header.source, target: header.target.vpid };
+        let is_only_part = part.is_last && part.rest == part.total;
 
         // The first part of a put replaces a put that its requester gave up half way.
-        let before = if part.at() == 0 { None } else { self.streams.get(&stream).copied() };
-        let written = self.write_part(unit, wire, &part, before, memory.as_deref(), waiting);
-        let Some(after) = written else { return Handled::Slow };
+        let before = if part.offset() == 0 { None } else { self.partial_puts.get(&stream).copied() };
+        let written = self.write_part(unit, header, &part, before, memory.as_deref(), packet_progress);
+        let Some(after) = written else { return Handled::WaitsForClient };
 
-        // The requester's memory is free again before the answer tells it that the command has
-        // ended.
+        // The requester's memory is free again before the requester gets the answer.
         drop(memory);
 
-        if !part.last {
-            self.streams.insert(stream, after);
+        if !part.is_last {
+            self.partial_puts.insert(stream, after);
             return Handled::Done;
         }
 
         if !is_only_part {
-            self.streams.remove(&stream);
+            self.partial_puts.remove(&stream);
         }
 
-        let answer = Part { status: after.status, last: true, length: 0, ..part };
-        let sent = answer.send(unit, Kind::Answer, wire.source, wire.target.vpid, None);
+        let answer = Part { status: after.status, is_last: true, length: 0, ..part };
+        let sent = answer.send(unit, PacketKind::Answer, header.source, header.target.vpid, None);
         if let Err(Unsent::Starved | Unsent::Full) = sent {
-            // There was room, so the pool of packets is empty. `waiting` records that the data were
-            // written, so the retry does not write them again.
+            // The switch had room, so the pool of packets is empty. `packet_progress` records that
+            // the data were written, so the retry does not write them again.
             if !is_only_part {
-                self.streams.insert(stream, after);
+                self.partial_puts.insert(stream, after);
             }
             return Handled::NoRoom;
         }
 
-        let is_same_queue = after.queue_generation == self.queue_generation(wire.target.vpid);
+        let is_same_queue = after.queue_generation == self.queue_generation(header.target.vpid);
         let wrote_data = after.region.is_some() && matches!(after.status, status::DONE | status::WITHDRAWN);
         if wrote_data && is_same_queue && part.notify & notify::COMPLETER != 0 {
-            let notification = notification(notify::COMPLETER, after.status, part.command, wire, &part);
-            self.notify(unit, AttachmentId(wire.target.vpid), notification);
+            let notification = notification(notify::COMPLETER, after.status, part.command, header, &part);
+            self.notify(unit, AttachmentId(header.target.vpid), notification);
         }
         Handled::Done
     }
@@ -141,15 +165,17 @@ impl Rma {
     fn write_part(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        wire: Wire,
+        header: PacketHeader,
         part: &Part,
         before: Option<PartialPut>,
         memory: Option<&DmaLease>,
-        waiting: &mut Waiting,
+        packet_progress: &mut PacketProgress,
     ) -> Option<PartialPut> {
         let queue_generation = match before {
             Some(before) => before.queue_generation,
-            None => *waiting.queue_generation.get_or_insert_with(|| self.queue_generation(wire.target.vpid)),
+            None => *packet_progress
+                .queue_generation
+                .get_or_insert_with(|| self.queue_generation(header.target.vpid)),
         };
 
         let region = before.and_then(|before| before.region);
@@ -161,8 +187,8 @@ impl Rma {
             return Some(PartialPut { region, status, queue_generation });
         }
 
-        let address = part.address.wrapping_add(part.at().into());
-        let found = match self.check_access(unit, wire, address, part.rest, true) {
+        let address = part.address.wrapping_add(part.offset().into());
+        let found = match self.check_access(unit, header, address, part.rest, Access::Write) {
             Ok(found) => found,
             Err(refused) => {
                 // If earlier parts were written, the memory was there and was withdrawn since.
@@ -181,43 +207,48 @@ impl Rma {
             None if part.command == command::IMMEDIATE_PUT => Data::Word(part.data.to_le_bytes()),
             None => Data::Missing,
         };
-        let status = self.move_in(unit, (address, part.rest.into()), &data, part.length, waiting)?;
+        let status = self.move_in(unit, address, part.rest.into(), &data, part.length, packet_progress)?;
         Some(PartialPut { region: Some(found), status, queue_generation })
     }
 
     /// Handles a request for a part of a get. The part may lie in several pieces of memory, and
-    /// each answer refers to one of them. A request that finds no room for an answer continues
-    /// later, after the pieces that were answered.
+    /// each answer refers to one of them. Where there is no room for an answer, a later call
+    /// continues after the pieces that were answered.
     pub(super) fn get_arrived(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        wire: Wire,
+        header: PacketHeader,
         part: Part,
-        waiting: &mut Waiting,
+        packet_progress: &mut PacketProgress,
     ) -> Handled {
         loop {
-            let has_room = unit.parts.switch.request_room(wire.source.node, Class::Response);
-            if !has_room || !unit.request_idle(&self.reading) {
+            let has_room = unit.parts.switch.request_room(header.source.node, TrafficClass::Response);
+            if !has_room || !unit.request_idle(&self.read_engine) {
                 return Handled::NoRoom;
             }
 
-            let done = waiting.done;
-            let remaining = part.length.saturating_sub(done);
+            // The answer continues after the bytes of the request that were answered before.
+            let done = packet_progress.bytes_done;
+            let unanswered = part.length.saturating_sub(done);
             let rest = part.rest.saturating_sub(done);
-            let address = part.address.wrapping_add(u64::from(part.total - rest.min(part.total)));
-            let queue_generation = self.queue_generation(wire.target.vpid);
-            let mut answer = Part { length: remaining, rest, last: true, queue_generation, ..part };
+            let offset = part.total - rest.min(part.total);
+            let address = part.address.wrapping_add(offset.into());
+            let queue_generation = self.queue_generation(header.target.vpid);
+            let mut answer = Part { length: unanswered, rest, is_last: true, queue_generation, ..part };
             let mut memory = None;
-            match self.check_access(unit, wire, address, rest, false) {
+            match self.check_access(unit, header, address, rest, Access::Read) {
                 Ok(region) => {
                     answer.address = region;
-                    match self.answer_memory(unit, wire, &part, (address, rest, remaining), waiting) {
-                        Ok(Some(PacketMemory { lease, offset, length, staged })) => {
-                            memory = Some(lease);
-                            (answer.data, answer.length, answer.last) = (offset, length, length == remaining);
-                            answer.staged = staged;
+                    let wanted = WantedData { address, offset, rest, maximum: unanswered };
+                    match self.answer_memory(unit, header, part.id, wanted, packet_progress) {
+                        Ok(Some(found)) => {
+                            answer.data = found.offset;
+                            answer.length = found.length;
+                            answer.is_last = found.length == unanswered;
+                            answer.staged = found.staged;
+                            memory = Some(found.lease);
                         }
-                        Ok(None) => return Handled::Slow,
+                        Ok(None) => return Handled::WaitsForClient,
                         Err(Unreadable) => answer.status = status::WITHDRAWN,
                     }
                 }
@@ -225,36 +256,36 @@ impl Rma {
             }
 
             // The packet's earlier attempts may have started a read of memory that is gone by now.
-            if !answer.staged && waiting.has_waited() {
-                self.give_up_read(&wire, &part);
+            if !answer.staged && packet_progress.has_waited() {
+                self.give_up_read(&header, &part);
             }
 
-            let sent = answer.send(unit, Kind::Answer, wire.source, wire.target.vpid, memory);
+            let sent = answer.send(unit, PacketKind::Answer, header.source, header.target.vpid, memory);
             if sent.is_ok() {
-                unit.work(&mut self.reading, cycles(answer.length));
+                unit.begin_work(&mut self.read_engine, cycles(answer.length));
             }
             match sent {
                 Err(Unsent::Starved | Unsent::Full) => return Handled::NoRoom,
-                Ok(()) if !answer.last => waiting.done += answer.length,
+                Ok(()) if !answer.is_last => packet_progress.bytes_done += answer.length,
                 Ok(()) | Err(Unsent::Unreachable) => return Handled::Done,
             }
         }
     }
 
-    /// Returns the memory with the data of a get's next answer, or `Ok(None)` while a DMA message
-    /// that reads the data is not answered. The range is the address of the answer's data, the
-    /// bytes of the get from there on, and those of the requested part.
+    /// Returns the memory with the data of the next answer to the get number `id`, or `Ok(None)`
+    /// while a DMA message that reads the data is not answered.
     fn answer_memory(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        wire: Wire,
-        part: &Part,
-        (address, rest, remaining): (u64, u32, u32),
-        waiting: &mut Waiting,
+        header: PacketHeader,
+        id: u32,
+        wanted: WantedData,
+        packet_progress: &mut PacketProgress,
     ) -> Result<Option<PacketMemory>, Unreadable> {
-        let (region, offset) = unit.parts.atu.find(address, rest.into()).ok_or(Unreadable)?;
-        let maximum = remaining.min(unit.parts.config.rma_mtu);
-        let piece = region.piece(offset, maximum.into()).ok_or(Unreadable)?;
+        let found = unit.parts.atu.find(wanted.address, wanted.rest.into());
+        let (region, offset_in_region) = found.ok_or(Unreadable)?;
+        let maximum = wanted.maximum.min(unit.parts.config.rma_mtu);
+        let piece = region.piece(offset_in_region, maximum.into()).ok_or(Unreadable)?;
 
         // The length fits: it is at most `maximum`.
         let length = piece.length as u32;
@@ -262,45 +293,45 @@ impl Rma {
             return Ok(Some(PacketMemory { lease: lease.clone(), offset, length, staged: false }));
         }
 
-        let owner = AttachmentId(wire.target.vpid);
-        let requester = wire.source;
-        let at = part.total - rest.min(part.total);
-        let expected = ReadKey { requester, id: part.id, at, iova: piece.iova, length };
+        let owner = AttachmentId(header.target.vpid);
+        let requester = header.source;
+        let read_key = ReadKey { requester, id, offset: wanted.offset, iova: piece.iova, length };
         let client = self.client(owner).ok_or(Unreadable)?;
-        if let Some(lease) = client.answer_reads.fetch(unit.context, owner, Role::Get, expected)? {
+        if let Some(lease) = client.get_staging.fetch(unit.context, owner, Role::Get, read_key)? {
             return Ok(Some(PacketMemory { lease, offset: 0, length, staged: true }));
         }
 
-        if waiting.wait(unit.context.now()) && !client.unresponsive {
+        if packet_progress.keep_waiting(unit.context.now()) && !client.unresponsive {
             return Ok(None);
         }
-        client.unresponsive |= !waiting.is_last_attempt;
-        client.answer_reads.drop_data(requester, part.id);
+        client.unresponsive |= !packet_progress.is_last_attempt;
+        client.get_staging.drop_data(requester, id);
         Err(Unreadable)
     }
 
     /// Empties the staging buffer of a get's target, if it holds data for this get.
     #[cold]
-    fn give_up_read(&mut self, wire: &Wire, part: &Part) {
-        if let Some(client) = self.client(AttachmentId(wire.target.vpid)) {
-            client.answer_reads.drop_data(wire.source, part.id);
+    fn give_up_read(&mut self, header: &PacketHeader, part: &Part) {
+        if let Some(client) = self.client(AttachmentId(header.target.vpid)) {
+            client.get_staging.drop_data(header.source, part.id);
         }
     }
 
     /// Notifies the VPID that answered a get: the requester has all the data, or will not get them.
-    pub(super) fn get_ended(&mut self, unit: &mut UnitContext<'_, '_>, wire: Wire, part: Part) {
-        let is_same_queue = part.queue_generation == self.queue_generation(wire.target.vpid);
+    pub(super) fn get_ended(&mut self, unit: &mut UnitContext<'_, '_>, header: PacketHeader, part: Part) {
+        let is_same_queue = part.queue_generation == self.queue_generation(header.target.vpid);
         if !is_same_queue || !matches!(part.status, status::DONE | status::WITHDRAWN) {
             return;
         }
 
-        let notification = notification(notify::RESPONDER, part.status, command::GET, wire, &part);
-        self.notify(unit, AttachmentId(wire.target.vpid), notification);
+        let notification = notification(notify::RESPONDER, part.status, command::GET, header, &part);
+        self.notify(unit, AttachmentId(header.target.vpid), notification);
     }
 }
 
-/// Returns the notification of a VPID about an access of another one, which has ended.
-fn notification(role: u8, status: u8, command: u8, wire: Wire, part: &Part) -> Notification {
-    let Endpoint { node, vpid } = wire.source;
+/// Returns the notification of a target about an access that has ended. `header` and `part` are
+/// those of the access's last packet.
+fn notification(role: u8, status: u8, command: u8, header: PacketHeader, part: &Part) -> Notification {
+    let Endpoint { node, vpid } = header.source;
     Notification::new(role, status, command, node, vpid, part.total, part.address)
 }

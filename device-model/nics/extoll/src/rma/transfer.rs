@@ -18,7 +18,12 @@ use nicforge_hwi::extoll_rma::status;
 use nicforge_shm::{SharedMemory, Window};
 
 use super::{Rma, side_queue::SideQueue};
-use crate::{atu::Region, config::MAX_RMA_MTU, unit::UnitContext, wire::Endpoint};
+use crate::{
+    atu::{Region, RegionSerial},
+    config::MAX_RMA_MTU,
+    packet::Endpoint,
+    unit::UnitContext,
+};
 
 /// Time after which the memory of a client that has not answered a message counts as withdrawn, in
 /// nanoseconds.
@@ -26,13 +31,14 @@ pub(super) const MAX_ANSWER_TIME: u64 = 100_000_000;
 
 const _: () = assert!(MAX_RMA_MTU as usize <= MAX_DMA);
 
-/// Progress of a packet, and the time since which it waits for a client.
+/// Progress of a packet that is handled in several attempts, and the time since which it waits for
+/// a client.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Waiting {
+pub(super) struct PacketProgress {
     /// Number of bytes that were moved or answered.
-    pub(super) done: u32,
-    /// Number of the region that these bytes belong to.
-    region: u64,
+    pub(super) bytes_done: u32,
+    /// The region that these bytes belong to.
+    region: RegionSerial,
     /// The time since which the packet waits for a client's answer.
     since: Option<Nanos>,
     /// The generation of the target's notification queue when a put's first part arrived.
@@ -41,9 +47,9 @@ pub(super) struct Waiting {
     pub(super) is_last_attempt: bool,
 }
 
-impl Waiting {
-    /// Begins or continues to wait. Returns whether there is time left.
-    pub(super) fn wait(&mut self, now: Nanos) -> bool {
+impl PacketProgress {
+    /// Begins or continues to wait for a client. Returns whether the packet may wait longer.
+    pub(super) fn keep_waiting(&mut self, now: Nanos) -> bool {
         let since = *self.since.get_or_insert(now);
         !self.is_last_attempt && now < since.after(MAX_ANSWER_TIME)
     }
@@ -69,103 +75,105 @@ pub(super) enum Data<'a> {
     Missing,
 }
 
-/// The outcome of an attempt to move data.
+/// Reasons why data did not move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum MoveOutcome {
-    /// All bytes have moved.
-    Done,
-    /// A message has to be answered first.
-    Wait,
-    /// The memory of one end is gone.
-    Withdrawn,
-}
-
-/// Reasons why bytes did not move.
-enum Failed {
+pub(super) enum MoveError {
     /// A DMA message has to be answered first.
     Busy,
     /// The memory of one end is gone.
     Withdrawn,
 }
 
-impl From<LeaseError> for Failed {
+impl From<LeaseError> for MoveError {
     fn from(_: LeaseError) -> Self {
         Self::Withdrawn
     }
 }
 
-/// Moves `length` bytes to an offset of a region, from byte `done` on, and advances `done`.
-pub(super) fn deposit(
+/// Moves `length` bytes of data to a region, where they begin at `offset`. The first `done` bytes
+/// have moved earlier; `done` is advanced by the bytes that move now. `scratch` is a buffer for
+/// writes by DMA messages.
+///
+/// # Errors
+/// Not all bytes have moved.
+fn move_to_region(
     context: &mut Context<'_>,
     scratch: &mut Box<[u8]>,
-    (region, offset): (&Region, u64),
+    region: &Region,
+    offset: u64,
     data: &Data<'_>,
     length: u32,
     done: &mut u32,
-) -> MoveOutcome {
+) -> Result<(), MoveError> {
     while *done < length {
-        let Some(piece) = region.piece(offset + u64::from(*done), u64::from(length - *done)) else {
-            return MoveOutcome::Withdrawn;
-        };
+        let piece =
+            region.piece(offset + u64::from(*done), u64::from(length - *done)).ok_or(MoveError::Withdrawn)?;
 
-        let moved = match piece.lease {
-            Some((target, within)) => copy(data, *done, target, within, piece.length),
+        match piece.lease {
+            Some((target, within)) => copy_to_mapped(data, *done, target, within, piece.length)?,
             None => {
-                write(context, scratch, AttachmentId(region.owner), data, *done, (piece.iova, piece.length))
+                let owner = AttachmentId(region.owner);
+                write_by_message(context, scratch, owner, data, *done, piece.iova, piece.length)?;
             }
-        };
-
-        match moved {
-            // The length fits: it is at most `length`.
-            Ok(()) => *done += piece.length as u32,
-            Err(Failed::Busy) => return MoveOutcome::Wait,
-            Err(Failed::Withdrawn) => return MoveOutcome::Withdrawn,
         }
+
+        // The length fits: it is at most `length`.
+        *done += piece.length as u32;
     }
-    MoveOutcome::Done
+    Ok(())
 }
 
-/// Copies `length` bytes of the data, from byte `done` on, to mapped memory.
+/// Copies `length` bytes of the data, from byte `done` on, to offset `within` of mapped memory.
 #[inline]
-fn copy(data: &Data<'_>, done: u32, target: &DmaLease, within: u64, length: u64) -> Result<(), Failed> {
+fn copy_to_mapped(
+    data: &Data<'_>,
+    done: u32,
+    target: &DmaLease,
+    within: u64,
+    length: u64,
+) -> Result<(), MoveError> {
     match data {
         Data::Memory(source, offset) => source.copy_to(offset + u64::from(done), target, within, length)?,
-        Data::Word(bytes) => target.write(within, word(bytes, done, length)?)?,
-        Data::Missing => return Err(Failed::Withdrawn),
+        Data::Word(bytes) => target.write(within, part_of_word(bytes, done, length)?)?,
+        Data::Missing => return Err(MoveError::Withdrawn),
     }
     Ok(())
 }
 
 /// Returns `length` bytes of an immediate put's data, from byte `done` on.
-fn word(bytes: &[u8; 8], done: u32, length: u64) -> Result<&[u8], Failed> {
+fn part_of_word(bytes: &[u8; 8], done: u32, length: u64) -> Result<&[u8], MoveError> {
     let done = done as usize;
-    bytes.get(done..done + length as usize).ok_or(Failed::Withdrawn)
+    bytes.get(done..done + length as usize).ok_or(MoveError::Withdrawn)
 }
 
-/// Writes `length` bytes of the data, from byte `done` on, to memory that is accessed by DMA
-/// messages.
-fn write(
+/// Writes `length` bytes of the data, from byte `done` on, to an address of the owner's memory that
+/// is accessed by DMA messages. `scratch` is a buffer for the bytes.
+fn write_by_message(
     context: &mut Context<'_>,
     scratch: &mut Box<[u8]>,
     owner: AttachmentId,
     data: &Data<'_>,
     done: u32,
-    (iova, length): (u64, u64),
-) -> Result<(), Failed> {
+    iova: u64,
+    length: u64,
+) -> Result<(), MoveError> {
     let written = match data {
         Data::Memory(source, offset) => {
             if scratch.is_empty() {
                 *scratch = vec![0; MAX_DMA].into_boxed_slice();
             }
-            let bytes = scratch.get_mut(..length as usize).ok_or(Failed::Withdrawn)?;
+            let bytes = scratch.get_mut(..length as usize).ok_or(MoveError::Withdrawn)?;
             source.read(offset + u64::from(done), bytes)?;
             context.dma_write(owner, iova, bytes)
         }
-        Data::Word(bytes) => context.dma_write(owner, iova, word(bytes, done, length)?),
-        Data::Missing => return Err(Failed::Withdrawn),
+        Data::Word(bytes) => context.dma_write(owner, iova, part_of_word(bytes, done, length)?),
+        Data::Missing => return Err(MoveError::Withdrawn),
     };
 
-    written.map_err(|error| if error == DmaError::Busy { Failed::Busy } else { Failed::Withdrawn })
+    written.map_err(|error| match error {
+        DmaError::Busy => MoveError::Busy,
+        _ => MoveError::Withdrawn,
+    })
 }
 
 /// The contents of a staging buffer.
@@ -187,8 +195,9 @@ pub(super) struct ReadKey {
     pub(super) requester: Endpoint,
     /// The requester's number for the command.
     pub(super) id: u32,
-    /// Offset in the command.
-    pub(super) at: u32,
+    /// Offset of the data in the command.
+    pub(super) offset: u32,
+    /// Address of the data in the memory of the client that is read.
     pub(super) iova: u64,
     pub(super) length: u32,
 }
@@ -203,7 +212,8 @@ pub(super) struct StagingBuffer {
     /// The lease that packets refer to. While a packet holds it, no new read starts.
     lease: Option<Arc<DmaLease>>,
     content: Content,
-    /// Number of the last read. An answer to an earlier one is dropped.
+    /// Number of the last read. A read's token has its number above the lowest bit. An answer to an
+    /// earlier read is dropped.
     generation: u32,
 }
 
@@ -281,8 +291,8 @@ impl StagingBuffer {
         Ok(None)
     }
 
-    /// Takes the answer to a read.
-    fn arrived(&mut self, generation: u32, result: Result<&[u8], DmaError>) {
+    /// Takes the answer to the read with this number.
+    fn take_answer(&mut self, generation: u32, result: Result<&[u8], DmaError>) {
         let Content::Reading(read_key) = self.content else { return };
         if generation != self.generation {
             return;
@@ -337,45 +347,51 @@ impl Rma {
         client.side_queues.iter_mut().for_each(SideQueue::retry_now);
 
         let buffer =
-            if token.0 & 1 == Role::Put as u64 { &mut client.data_reads } else { &mut client.answer_reads };
-        buffer.arrived((token.0 >> 1) as u32, result);
+            if token.0 & 1 == Role::Put as u64 { &mut client.put_staging } else { &mut client.get_staging };
+        buffer.take_answer((token.0 >> 1) as u32, result);
     }
 
-    /// Moves the data of a part to an address of a region of this card; `rest` are the bytes of the
-    /// command from that address on. Returns the status after the move, or `None` if the data have
-    /// to wait.
+    /// Moves the `length` bytes of a part's data to an address in a region of this card. All `rest`
+    /// bytes of the command from that address on must lie in the region. Returns the status after
+    /// the move, or `None` if the data have to wait.
     pub(super) fn move_in(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        (address, rest): (u64, u64),
+        address: u64,
+        rest: u64,
         data: &Data<'_>,
         length: u32,
-        waiting: &mut Waiting,
+        packet_progress: &mut PacketProgress,
     ) -> Option<u8> {
         let Some((region, offset)) = unit.parts.atu.find(address, rest) else {
             return Some(status::WITHDRAWN);
         };
 
-        let before = waiting.done;
-        if before > 0 && waiting.region != region.serial {
+        let before = packet_progress.bytes_done;
+        if before > 0 && packet_progress.region != region.serial {
             return Some(status::WITHDRAWN);
         }
 
-        waiting.region = region.serial;
-        let to = (region, offset);
-        let moved = deposit(unit.context, &mut self.scratch, to, data, length, &mut waiting.done);
-        self.bytes += u64::from(waiting.done - before);
+        packet_progress.region = region.serial;
+        let done = &mut packet_progress.bytes_done;
+        let moved = move_to_region(unit.context, &mut self.scratch, region, offset, data, length, done);
+        self.bytes += u64::from(packet_progress.bytes_done - before);
 
         let client = self.clients.get_mut(AttachmentId(region.owner))?;
         match moved {
-            MoveOutcome::Done => {
+            Ok(()) => {
                 client.unresponsive = false;
                 Some(status::DONE)
             }
-            MoveOutcome::Withdrawn => Some(status::WITHDRAWN),
-            MoveOutcome::Wait if !client.unresponsive && waiting.wait(unit.context.now()) => None,
-            MoveOutcome::Wait => {
-                client.unresponsive |= !waiting.is_last_attempt;
+            Err(MoveError::Withdrawn) => Some(status::WITHDRAWN),
+            Err(MoveError::Busy)
+                if !client.unresponsive && packet_progress.keep_waiting(unit.context.now()) =>
+            {
+                None
+            }
+            Err(MoveError::Busy) => {
+                // A last attempt ends early, which says nothing about the client.
+                client.unresponsive |= !packet_progress.is_last_attempt;
                 Some(status::WITHDRAWN)
             }
         }

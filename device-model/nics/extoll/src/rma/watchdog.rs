@@ -23,11 +23,11 @@ pub(super) struct Watchdog {
     /// Time without progress that is allowed.
     limit: WatchdogLimit,
     /// Time of the last check.
-    last: Nanos,
+    last_check: Nanos,
     /// Time of the next check; [`Nanos::NEVER`] while there are no commands to check.
-    next: Nanos,
+    next_check: Nanos,
     /// VPIDs with commands.
-    busy: Set,
+    with_commands: Set,
     /// Number of commands that the watchdog has ended.
     pub(super) ended: u64,
 }
@@ -36,7 +36,13 @@ impl Watchdog {
     /// Returns a watchdog with this limit in nanoseconds, 0 to disable it, and no commands.
     pub(super) fn new(limit: u64) -> Self {
         let limit = WatchdogLimit::new(limit);
-        Self { limit, last: Nanos::ZERO, next: Nanos::NEVER, busy: Set::default(), ended: 0 }
+        Self {
+            limit,
+            last_check: Nanos::ZERO,
+            next_check: Nanos::NEVER,
+            with_commands: Set::default(),
+            ended: 0,
+        }
     }
 
     /// Returns the limit in nanoseconds, 0 if the watchdog is disabled.
@@ -47,24 +53,24 @@ impl Watchdog {
     /// Sets the limit in nanoseconds, which counts from now; 0 disables the watchdog.
     pub(super) fn set_limit(&mut self, context: &mut Context<'_>, limit: u64) {
         self.limit = WatchdogLimit::new(limit);
-        self.begin(context);
+        self.schedule_check(context);
     }
 
     /// Records that a VPID has a command.
     #[inline]
     pub(super) fn add(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
-        self.busy.add(attachment);
-        if self.next == Nanos::NEVER {
-            self.begin(context);
+        self.with_commands.add(attachment);
+        if self.next_check == Nanos::NEVER {
+            self.schedule_check(context);
         }
     }
 
     /// Schedules the next check, counted from now.
-    fn begin(&mut self, context: &mut Context<'_>) {
-        self.last = context.now();
-        let is_idle = self.busy.is_empty() || self.limit.is_disabled();
-        self.next = if is_idle { Nanos::NEVER } else { self.last.after(self.limit.slice()) };
-        context.wake_at(self.next);
+    fn schedule_check(&mut self, context: &mut Context<'_>) {
+        self.last_check = context.now();
+        let is_idle = self.with_commands.is_empty() || self.limit.is_disabled();
+        self.next_check = if is_idle { Nanos::NEVER } else { self.last_check.after(self.limit.slice()) };
+        context.wake_at(self.next_check);
     }
 }
 
@@ -72,7 +78,7 @@ impl Rma {
     /// Returns whether a check is scheduled.
     #[inline]
     pub(super) fn is_watched(&self) -> bool {
-        self.watchdog.next != Nanos::NEVER
+        self.watchdog.next_check != Nanos::NEVER
     }
 
     /// Ends commands without progress if a check is due, and schedules the next check.
@@ -82,21 +88,22 @@ impl Rma {
             return;
         }
 
-        if unit.context.now() >= self.watchdog.next {
+        if unit.context.now() >= self.watchdog.next_check {
             self.check_progress(unit);
         }
         // A wake-up request holds for one step of the card, so it is repeated.
-        unit.context.wake_at(self.watchdog.next);
+        unit.context.wake_at(self.watchdog.next_check);
     }
 
-    /// Checks the commands of all VPIDs for targets that make no progress.
+    /// Checks the commands of all VPIDs. Ends those whose target has made no progress for the
+    /// watchdog's limit.
     #[cold]
     fn check_progress(&mut self, unit: &mut UnitContext<'_, '_>) {
         let watchdog = &self.watchdog;
-        let elapsed = watchdog.limit.counted(watchdog.last, unit.context.now());
-        let (busy, limit) = (watchdog.busy, watchdog.limit());
+        let elapsed = watchdog.limit.counted(watchdog.last_check, unit.context.now());
+        let (with_commands, limit) = (watchdog.with_commands, watchdog.limit());
 
-        for attachment in busy.iter() {
+        for attachment in with_commands.iter() {
             let Some(client) = self.client(attachment) else { continue };
             client.commands.check_progress(elapsed, limit);
 
@@ -106,10 +113,10 @@ impl Rma {
             }
 
             if self.client(attachment).is_none_or(|client| client.commands.is_empty()) {
-                self.watchdog.busy.remove(attachment);
+                self.watchdog.with_commands.remove(attachment);
             }
         }
 
-        self.watchdog.begin(unit.context);
+        self.watchdog.schedule_check(unit.context);
     }
 }

@@ -9,7 +9,7 @@ use nicforge_network::{
 };
 
 use super::{Route, Routes, TopologyError};
-use crate::wire::LANES;
+use crate::packet::LANES;
 
 /// Checks the tables of all nodes.
 pub(super) fn check_deadlock_freedom(wiring: &Wiring, routes: &Routes) -> Result<(), TopologyError> {

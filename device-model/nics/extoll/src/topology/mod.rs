@@ -245,7 +245,11 @@ fn wiring(nodes: u32, links: &[TopologyLink]) -> Result<Wiring, TopologyError> {
     if nodes == 0 || nodes > MAX_NODES {
         return Err(TopologyError::Nodes { nodes: nodes.into() });
     }
-    if let Some(&link) = links.iter().find(|link| link.a.0 == link.b.0) {
+    let joins_node_to_itself = |link: &&TopologyLink| {
+        let ((node_a, _), (node_b, _)) = (link.a, link.b);
+        node_a == node_b
+    };
+    if let Some(&link) = links.iter().find(joins_node_to_itself) {
         return Err(TopologyError::Link { link });
     }
 
@@ -265,7 +269,7 @@ fn wiring(nodes: u32, links: &[TopologyLink]) -> Result<Wiring, TopologyError> {
 ///
 /// A table's entry depends on (node, target) alone, not on whether a packet has already gone down.
 /// So each node from which hops down alone reach the target sends down, and every other node sends
-/// up.
+/// up. The first hops up of a route thus end at the first node from which hops down suffice.
 fn up_down(wiring: &Wiring) -> Routes {
     let nodes = wiring.nodes();
     let bfs_rank = breadth_first(wiring);

@@ -2,9 +2,10 @@
 
 use nicforge_hwi::extoll_velo::{MessageFields, address};
 
-use crate::wire::{Endpoint, Kind, Wire};
+use super::QUADWORD;
+use crate::packet::{Endpoint, PacketHeader, PacketKind};
 
-/// The receiver, tag and length of a message, as the offset of its send says.
+/// The receiver, tag and length of a message, decoded from the offset of its send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SendAddress {
     pub(crate) receiver: Endpoint,
@@ -23,13 +24,14 @@ impl SendAddress {
     /// Returns the length of the message in bytes.
     #[inline(always)]
     pub(crate) const fn bytes(self) -> usize {
-        self.quadwords * 8
+        self.quadwords * QUADWORD
     }
 
-    /// Returns the header of a message from `source`. `generation` is that of the receiver's ring.
+    /// Returns the packet header of a message from `source` to this address. `generation` is that
+    /// of the receiver's ring.
     #[inline(always)]
-    pub(crate) const fn message(self, source: Endpoint, generation: u8) -> Wire {
+    pub(crate) const fn packet_header(self, source: Endpoint, generation: u8) -> PacketHeader {
         let Self { receiver, tag, quadwords } = self;
-        Wire { target: receiver, source, tag, quadwords, kind: Kind::Velo, generation }
+        PacketHeader { target: receiver, source, tag, quadwords, kind: PacketKind::Velo, generation }
     }
 }

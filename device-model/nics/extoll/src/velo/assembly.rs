@@ -5,7 +5,8 @@ use nicforge_hwi::extoll_velo::MAX_MESSAGE;
 
 use super::address::SendAddress;
 
-/// The bits of an offset that are the same for all stores of a message.
+/// The bits of an offset that are the same for all stores of a message. The other bits are the
+/// position in the message.
 const MESSAGE_MASK: u64 = !(MAX_MESSAGE as u64 - 1);
 
 /// Returns whether an offset is the start of a message.
@@ -27,6 +28,14 @@ pub(crate) enum Burst {
     Bad,
 }
 
+/// The outcome of adding a write to an [`Assembly`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Added {
+    pub(crate) burst: Burst,
+    /// Whether the write has torn an earlier message, which can no longer become complete.
+    pub(crate) has_torn: bool,
+}
+
 /// The pieces of a split message that have arrived.
 #[derive(Clone, Debug)]
 pub(crate) struct Assembly {
@@ -46,18 +55,18 @@ impl Default for Assembly {
 }
 
 impl Assembly {
-    /// Classifies a write. The second value says that the write has torn an earlier message, which
-    /// can no longer become complete.
+    /// Classifies a write of `data` at an offset in the send aperture, and keeps it if it is a
+    /// piece of a message.
     ///
-    /// A last piece is stored, so that [`Assembly::message`] returns the message, but not counted:
-    /// a write that stalls is retried.
+    /// A last piece is stored, so that [`Assembly::message`] returns the message. It does not count
+    /// in the length until [`Assembly::clear`], because a send that stalls repeats this write.
     #[inline]
-    pub(crate) fn add(&mut self, offset: u64, data: &[u8], now: Nanos) -> (Burst, bool) {
+    pub(crate) fn add(&mut self, offset: u64, data: &[u8], now: Nanos) -> Added {
         let message_length = SendAddress::decode(offset).bytes();
         let position = (offset & !MESSAGE_MASK) as usize;
 
         if position == 0 && data.len() == message_length {
-            return (Burst::Whole, std::mem::take(&mut self.length) > 0);
+            return Added { burst: Burst::Whole, has_torn: std::mem::take(&mut self.length) > 0 };
         }
 
         self.add_piece(offset, position, message_length, data, now)
@@ -72,7 +81,7 @@ impl Assembly {
         message_length: usize,
         data: &[u8],
         now: Nanos,
-    ) -> (Burst, bool) {
+    ) -> Added {
         let message = offset & MESSAGE_MASK;
 
         let valid = position.is_multiple_of(8)
@@ -80,16 +89,16 @@ impl Assembly {
             && data.len().is_multiple_of(8)
             && position + data.len() <= message_length;
         if !valid {
-            return (Burst::Bad, false);
+            return Added { burst: Burst::Bad, has_torn: false };
         }
 
         let continues = self.length > 0 && self.message == message && self.length == position;
-        let torn = self.length > 0 && !continues;
+        let has_torn = self.length > 0 && !continues;
 
         if !continues {
             self.length = 0;
             if position != 0 {
-                return (Burst::Bad, torn);
+                return Added { burst: Burst::Bad, has_torn };
             }
             self.message = message;
             self.since = now;
@@ -98,11 +107,11 @@ impl Assembly {
         self.bytes[position..position + data.len()].copy_from_slice(data);
 
         if position + data.len() == message_length {
-            return (Burst::Last, torn);
+            return Added { burst: Burst::Last, has_torn };
         }
 
         self.length = position + data.len();
-        (Burst::Kept, torn)
+        Added { burst: Burst::Kept, has_torn }
     }
 
     /// Returns the message of `length` bytes whose last piece has arrived.
@@ -140,12 +149,22 @@ mod tests {
         address::encode(3, 4, 5, quadwords) + position
     }
 
+    /// Returns the outcome of a write that has torn no earlier message.
+    fn untorn(burst: Burst) -> Added {
+        Added { burst, has_torn: false }
+    }
+
+    /// Returns the outcome of a write that has torn an earlier message.
+    fn torn(burst: Burst) -> Added {
+        Added { burst, has_torn: true }
+    }
+
     #[test]
     fn a_burst_in_one_piece_is_whole() {
         let mut assembly = Assembly::default();
         for quadwords in 1..=8 {
             let found = assembly.add(offset_of(quadwords, 0), &vec![1; quadwords * 8], Nanos::ZERO);
-            assert_eq!(found, (Burst::Whole, false));
+            assert_eq!(found, untorn(Burst::Whole));
         }
     }
 
@@ -153,11 +172,11 @@ mod tests {
     fn pieces_in_order_make_a_message_and_a_last_one_may_come_again() {
         let mut assembly = Assembly::default();
 
-        assert_eq!(assembly.add(offset_of(3, 0), &[1; 8], Nanos::ZERO), (Burst::Kept, false));
-        assert_eq!(assembly.add(offset_of(3, 8), &[2; 8], Nanos::ZERO), (Burst::Kept, false));
+        assert_eq!(assembly.add(offset_of(3, 0), &[1; 8], Nanos::ZERO), untorn(Burst::Kept));
+        assert_eq!(assembly.add(offset_of(3, 8), &[2; 8], Nanos::ZERO), untorn(Burst::Kept));
 
         for _ in 0..3 {
-            assert_eq!(assembly.add(offset_of(3, 16), &[3; 8], Nanos::ZERO), (Burst::Last, false));
+            assert_eq!(assembly.add(offset_of(3, 16), &[3; 8], Nanos::ZERO), untorn(Burst::Last));
             assert_eq!(assembly.message(24)[..24], [[1; 8], [2; 8], [3; 8]].concat());
         }
 
@@ -168,13 +187,13 @@ mod tests {
     #[test]
     fn another_message_tears_one_that_is_not_complete() {
         let mut assembly = Assembly::default();
-        assert_eq!(assembly.add(offset_of(3, 0), &[1; 8], Nanos::ZERO), (Burst::Kept, false));
+        assert_eq!(assembly.add(offset_of(3, 0), &[1; 8], Nanos::ZERO), untorn(Burst::Kept));
 
-        assert_eq!(assembly.add(offset_of(1, 0), &[2; 8], Nanos::ZERO), (Burst::Whole, true));
-        assert_eq!(assembly.add(offset_of(3, 8), &[1; 8], Nanos::ZERO), (Burst::Bad, false));
+        assert_eq!(assembly.add(offset_of(1, 0), &[2; 8], Nanos::ZERO), torn(Burst::Whole));
+        assert_eq!(assembly.add(offset_of(3, 8), &[1; 8], Nanos::ZERO), untorn(Burst::Bad));
 
-        assert_eq!(assembly.add(offset_of(3, 0), &[1; 16], Nanos::ZERO), (Burst::Kept, false));
-        assert_eq!(assembly.add(offset_of(2, 0), &[4; 8], Nanos::ZERO), (Burst::Kept, true));
+        assert_eq!(assembly.add(offset_of(3, 0), &[1; 16], Nanos::ZERO), untorn(Burst::Kept));
+        assert_eq!(assembly.add(offset_of(2, 0), &[4; 8], Nanos::ZERO), torn(Burst::Kept));
     }
 
     #[test]
@@ -185,10 +204,10 @@ mod tests {
         for (position, length) in [(1, 8), (8, 7), (8, 0), (8, 32), (56, 16), (16, 24)] {
             assert_eq!(
                 assembly.add(offset_of(4, position), &vec![9; length], Nanos::ZERO),
-                (Burst::Bad, false)
+                untorn(Burst::Bad)
             );
         }
 
-        assert_eq!(assembly.add(offset_of(4, 8), &[2; 24], Nanos::ZERO), (Burst::Last, false));
+        assert_eq!(assembly.add(offset_of(4, 8), &[2; 24], Nanos::ZERO), untorn(Burst::Last));
     }
 }

@@ -2,60 +2,82 @@
 
 use nicforge_core::ids::AttachmentId;
 
-use super::{Client, Velo, ring::Ring};
+use super::{
+    Client, Velo,
+    ring::{CreditDue, Ring},
+};
 use crate::{
     directory::Entry,
+    packet::{Endpoint, PacketHeader, PacketKind},
     unit::{Origin, UnitContext, send_packet},
-    wire::{Endpoint, Kind, Wire},
 };
 
-/// Announcements that a VPID sends in one step at most.
-const ANNOUNCEMENTS: u32 = 16;
+/// Maximum number of announcements that a VPID sends in one step.
+const ANNOUNCEMENTS_PER_STEP: u32 = 16;
 
 /// A change of the receive ring that has yet to be announced to some nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Announcement {
     /// Number of nodes that have the announcement already.
-    next: u32,
+    announced_nodes: u32,
 }
 
-/// Sends a control packet about a VPID, which carries a number. Returns false if it could not be
-/// sent now.
+/// The receive ring that a control packet is about.
+#[derive(Clone, Copy, Debug)]
+struct RingOfVpid {
+    owner: AttachmentId,
+    generation: u8,
+}
+
+impl RingOfVpid {
+    /// Stands in the packets that are about no ring.
+    const NONE: Self = Self { owner: AttachmentId(0), generation: 0 };
+}
+
+/// Sends a control packet about a ring to the node `target`. Its content is the number of credits
+/// that the node gets, 0 in a request for announcements. Returns false if it could not be sent now.
 fn send_control(
     unit: &mut UnitContext<'_, '_>,
-    kind: Kind,
+    kind: PacketKind,
     target: u32,
-    (attachment, generation): (AttachmentId, u8),
-    number: u32,
+    ring: RingOfVpid,
+    credit: u32,
 ) -> bool {
-    let wire = Wire {
+    let header = PacketHeader {
         target: Endpoint { node: target, vpid: 0 },
-        source: Endpoint { node: unit.parts.config.node, vpid: attachment.0 },
+        source: Endpoint { node: unit.parts.config.node, vpid: ring.owner.0 },
         tag: 0,
         quadwords: 1,
         kind,
-        generation,
+        generation: ring.generation,
     };
 
-    let number = number.to_le_bytes();
+    let credit = credit.to_le_bytes();
     let sent =
-        send_packet(unit.context, &mut unit.parts.switch, Origin::Card, wire, number.len(), |packet| {
-            packet.bytes_mut().copy_from_slice(&number);
+        send_packet(unit.context, &mut unit.parts.switch, Origin::Card, header, credit.len(), |packet| {
+            packet.bytes_mut().copy_from_slice(&credit);
         });
     sent.is_ok()
 }
 
 impl Velo {
     /// Handles a control packet of another card, or of this one.
-    pub(crate) fn handle_control(&mut self, unit: &mut UnitContext<'_, '_>, wire: Wire, content: &[u8]) {
-        // The content of the packets with credit is a 32-bit number of credits.
+    pub(crate) fn handle_control(
+        &mut self,
+        unit: &mut UnitContext<'_, '_>,
+        header: PacketHeader,
+        content: &[u8],
+    ) {
+        // The content of a control packet is a 32-bit number of credits.
         let credit = content.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
-        let Wire { source: Endpoint { node, vpid }, generation, .. } = wire;
+        let PacketHeader { source: Endpoint { node, vpid }, generation, .. } = header;
 
-        match wire.kind {
-            Kind::Credit => unit.parts.directory.add_credit(node, vpid, generation, credit),
-            Kind::Directory => unit.parts.directory.update(node, vpid, Entry { generation, credit }),
-            Kind::Hello => {
+        match header.kind {
+            PacketKind::CreditReturn => unit.parts.directory.add_credit(node, vpid, generation, credit),
+            PacketKind::RingAnnouncement => {
+                unit.parts.directory.update(node, vpid, Entry { generation, credit })
+            }
+            PacketKind::AnnouncementRequest => {
                 // The sender was reset. Announce each enabled ring again, with the credit that the
                 // sender has left.
                 for (attachment, client) in self.clients.iter_mut() {
@@ -65,7 +87,11 @@ impl Velo {
                     }
                 }
             }
-            Kind::Velo | Kind::Put | Kind::Get | Kind::Answer | Kind::Ended => {}
+            PacketKind::Velo
+            | PacketKind::Put
+            | PacketKind::Get
+            | PacketKind::Answer
+            | PacketKind::GetEnd => {}
         }
     }
 
@@ -92,22 +118,22 @@ impl Velo {
         let (node, nodes) = (unit.parts.config.node, unit.parts.config.nodes);
         let Some(client) = self.clients.get_mut(attachment) else { return 0 };
         let Client { ring, generation, announcement, .. } = client;
-        let about = (attachment, *generation);
+        let subject = RingOfVpid { owner: attachment, generation: *generation };
         let mut done = 0;
 
-        while let Some((target, credit)) = ring.as_ref().and_then(Ring::credit_due) {
-            if !send_control(unit, Kind::Credit, target, about, credit) {
+        while let Some(CreditDue { node: target, credit }) = ring.as_ref().and_then(Ring::credit_due) {
+            if !send_control(unit, PacketKind::CreditReturn, target, subject, credit) {
                 return done;
             }
             done += 1;
             if let Some(ring) = ring {
-                ring.mark_returned();
+                ring.mark_credit_returned();
             }
         }
 
-        for _ in 0..ANNOUNCEMENTS {
-            let Some(Announcement { next }) = *announcement else { break };
-            if next == nodes {
+        for _ in 0..ANNOUNCEMENTS_PER_STEP {
+            let Some(Announcement { announced_nodes }) = *announcement else { break };
+            if announced_nodes == nodes {
                 *announcement = None;
                 done += 1;
                 break;
@@ -115,13 +141,13 @@ impl Velo {
 
             // This node comes last: a local client that sends because of the announcement then
             // sends after it.
-            let target = (node + 1 + next) % nodes;
+            let target = (node + 1 + announced_nodes) % nodes;
             let credit = ring.as_ref().map_or(0, |ring| ring.credit_of(target));
-            if !send_control(unit, Kind::Directory, target, about, credit) {
+            if !send_control(unit, PacketKind::RingAnnouncement, target, subject, credit) {
                 return done;
             }
             done += 1;
-            *announcement = Some(Announcement { next: next + 1 });
+            *announcement = Some(Announcement { announced_nodes: announced_nodes + 1 });
         }
 
         if announcement.is_none() {
@@ -130,7 +156,7 @@ impl Velo {
         done
     }
 
-    /// Asks the nodes that were not asked yet, after a reset, for their enabled rings.
+    /// After a reset, asks the nodes that were not asked yet for their enabled rings.
     #[inline]
     pub(crate) fn request_announcements(&mut self, unit: &mut UnitContext<'_, '_>) {
         if self.next_request.is_some() {
@@ -144,7 +170,7 @@ impl Velo {
         while let Some(next) = self.next_request {
             if next == unit.parts.config.nodes {
                 self.next_request = None;
-            } else if send_control(unit, Kind::Hello, next, (AttachmentId(0), 0), 0) {
+            } else if send_control(unit, PacketKind::AnnouncementRequest, next, RingOfVpid::NONE, 0) {
                 self.next_request = Some(next + 1);
             } else {
                 break;

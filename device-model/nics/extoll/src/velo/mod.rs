@@ -22,7 +22,8 @@
 //! **Invariants.** A ring's generation is odd exactly while the ring is enabled, and every change
 //! of it is announced to all nodes. A message leaves only with a credit of that generation, so that
 //! every message finds a slot. A VPID is in the set of unread ones while its ring may have unread
-//! messages, and in the set of pending control while it owes credit or an announcement.
+//! messages, and in the set of pending control while it has credit to return or an announcement to
+//! send.
 
 mod address;
 mod assembly;
@@ -49,6 +50,9 @@ use self::{
     stall::Stall,
 };
 use crate::{attachment::Set, per_client::PerClient, ring_registers::RingRegisters, unit::UnitContext};
+
+/// Bytes of a quadword, the unit of the lengths of messages.
+const QUADWORD: usize = 8;
 
 /// VELO counters of an attachment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -106,12 +110,12 @@ struct Client {
 }
 
 impl Client {
-    /// Returns false if a poll of the read pointer would change nothing: the ring has unread
-    /// messages, the pointer is where it was, and no credit is due.
+    /// Returns whether a poll of the read pointer may change something. It changes nothing if the
+    /// ring has unread messages, the pointer is where it was, and no credit is due.
     #[inline]
-    fn has_changed_reader(&self) -> bool {
+    fn needs_poll(&self) -> bool {
         let Self { ring: Some(ring), read_pointer: Some(pointer), .. } = self else { return true };
-        !ring.has_unread() || ring.owes_credit() || pointer.load(Ordering::Acquire) != ring.taken()
+        !ring.has_unread() || ring.has_credit_due() || pointer.load(Ordering::Acquire) != ring.taken()
     }
 
     /// Records that the ring was enabled or disabled.
@@ -124,8 +128,9 @@ impl Client {
 /// Returns the cycles of the core for which the unit is busy with a message of `bytes` bytes: one
 /// for each word of 32 bits of the message and of the quadword in front of it.
 fn cycles(bytes: usize) -> u32 {
+    const WORD: usize = 4;
     // The value fits: a message has at most MAX_MESSAGE bytes.
-    2 + bytes.div_ceil(4) as u32
+    (QUADWORD + bytes).div_ceil(WORD) as u32
 }
 
 /// A card's VELO unit.
@@ -138,15 +143,16 @@ pub(crate) struct Velo {
     unread: Set,
     /// VPIDs with an incomplete split message.
     splits: Set,
-    /// VPIDs that owe credit or have an announcement to send.
+    /// VPIDs that have credit to return or an announcement to send.
     with_pending_control: Set,
     /// The next node that is asked for its enabled rings, after a reset.
     next_request: Option<u32>,
     /// The part of the unit that sends messages.
-    sending: Server,
+    send_engine: Server,
     /// The part of the unit that delivers messages.
-    receiving: Server,
-    /// Counters, without those that the clients' present tenants have sent.
+    receive_engine: Server,
+    /// Counters. `sent` leaves out the messages of the present tenants, which their own counters
+    /// have.
     totals: Totals,
 }
 
@@ -160,13 +166,13 @@ impl Velo {
             splits: Set::default(),
             with_pending_control: Set::default(),
             next_request: None,
-            sending: Server::default(),
-            receiving: Server::default(),
+            send_engine: Server::default(),
+            receive_engine: Server::default(),
             totals: Totals::default(),
         }
     }
 
-    /// Allocates the state of an attachment, whose client comes.
+    /// Allocates the state of an attachment whose client is about to attach.
     pub(crate) fn open(&mut self, attachment: AttachmentId) {
         self.clients.open(attachment);
     }
@@ -200,7 +206,7 @@ impl Velo {
         self.totals.sent += sent;
     }
 
-    /// Ends the access to a client that has left.
+    /// Disables the receive ring of a client that has left, and drops its read pointer.
     pub(crate) fn detach(&mut self, attachment: AttachmentId) {
         self.disable_ring(attachment);
         if let Some(client) = self.client(attachment) {
@@ -222,7 +228,7 @@ impl Velo {
     }
 
     /// Enables or disables a receive ring. A ring that can't be used counts as an error.
-    fn enable_ring(&mut self, unit: &mut UnitContext<'_, '_>, attachment: AttachmentId, on: bool) {
+    fn set_ring_enabled(&mut self, unit: &mut UnitContext<'_, '_>, attachment: AttachmentId, on: bool) {
         let nodes = unit.parts.config.nodes;
         let Some(client) = self.client(attachment) else { return };
         if on == client.ring.is_some() {
@@ -234,9 +240,9 @@ impl Velo {
         }
 
         let registers = client.registers;
-        // Each node has a share of the slots.
-        let is_enough = registers.entries >= u64::from(nodes);
-        let memory = if is_enough { unit.lease_ring(attachment, registers, &LIMITS) } else { None };
+        // Each node needs a slot at least.
+        let has_enough_slots = registers.entries >= u64::from(nodes);
+        let memory = if has_enough_slots { unit.lease_ring(attachment, registers, &LIMITS) } else { None };
 
         match memory {
             Some(memory) => {
@@ -264,15 +270,16 @@ impl Velo {
         !self.with_pending_control.is_empty()
             || !self.splits.is_empty()
             || self.next_request.is_some()
-            || (!self.unread.is_empty() && self.has_changed_reader())
+            || (!self.unread.is_empty() && self.is_any_poll_needed())
     }
 
-    /// Returns whether a VPID with unread messages has changed its read pointer, or owes credit.
+    /// Returns whether a poll of the read pointer of any VPID with unread messages may change
+    /// something.
     #[inline(never)]
-    fn has_changed_reader(&self) -> bool {
+    fn is_any_poll_needed(&self) -> bool {
         let mut next = self.unread.first();
         while let Some(attachment) = next {
-            if self.clients.get(attachment).is_none_or(Client::has_changed_reader) {
+            if self.clients.get(attachment).is_none_or(Client::needs_poll) {
                 return true;
             }
             next = self.unread.next_after(attachment);
@@ -280,14 +287,14 @@ impl Velo {
         false
     }
 
-    /// Polls the read pointers of VPIDs with unread messages. Returns the number of VPIDs that owe
-    /// credit.
+    /// Polls the read pointers of VPIDs with unread messages. Returns the number of VPIDs that have
+    /// credit to return.
     pub(crate) fn poll_read_pointers(&mut self, unit: &mut UnitContext<'_, '_>) -> u32 {
         let mut due = 0;
         let mut next = self.unread.first();
         while let Some(attachment) = next {
             // Most polls find the pointer where it was.
-            if self.clients.get(attachment).is_none_or(Client::has_changed_reader) {
+            if self.clients.get(attachment).is_none_or(Client::needs_poll) {
                 due += u32::from(self.poll_read_pointer(unit, attachment));
             }
             next = self.unread.next_after(attachment);
@@ -295,7 +302,8 @@ impl Velo {
         due
     }
 
-    /// Reads a VPID's read pointer of its receive ring. Returns whether the VPID owes credit.
+    /// Reads a VPID's read pointer of its receive ring, and frees the slots before it. Returns
+    /// whether the VPID has credit to return.
     fn poll_read_pointer(&mut self, unit: &mut UnitContext<'_, '_>, attachment: AttachmentId) -> bool {
         let Some(Client { ring: Some(ring), read_pointer: Some(pointer), .. }) =
             self.clients.get_mut(attachment)
@@ -309,7 +317,7 @@ impl Velo {
             self.unread.remove(attachment);
         }
 
-        let due = ring.owes_credit();
+        let due = ring.has_credit_due();
         if due {
             self.with_pending_control.add(attachment);
         }

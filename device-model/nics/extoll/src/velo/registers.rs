@@ -53,7 +53,7 @@ impl Velo {
             Register::Ring(register) => {
                 let is_enabled = client.ring.is_some();
                 if let Some(on) = client.registers.write(register, value, is_enabled)? {
-                    self.enable_ring(unit, attachment, on);
+                    self.set_ring_enabled(unit, attachment, on);
                 }
             }
             Register::Taken => return Err(NotWritable),

@@ -10,10 +10,10 @@ use nicforge_core::dma::DmaLease;
 use nicforge_hwi::extoll_velo::{MAX_SLOTS, MIN_SLOTS, SLOT, SLOT_DATA, SLOT_HEADER};
 use nicforge_shm::{Records, Window};
 
-use super::receive::Row;
+use super::{QUADWORD, receive::PacketRow};
 use crate::{
+    packet::PacketHeader,
     ring_registers::{RingLimits, RingRegisters},
-    wire::Wire,
 };
 
 /// The rings that VELO can use.
@@ -28,24 +28,30 @@ fn share_of(slots: u64, nodes: u32) -> u32 {
 /// The outcome of putting messages of a row into the ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Delivered {
+    /// Number of messages that are in slots.
     pub(super) delivered: u32,
+    /// Number of messages that were dropped.
     pub(super) undelivered: u32,
     /// Whether the ring's memory is gone.
     pub(super) gone: bool,
 }
 
-/// Bytes of a quadword, the shortest message.
-const QUADWORD: usize = 8;
-
 // A slot is a record: its header, and then the data.
 const _: () = assert!(SLOT_HEADER == 0 && SLOT_DATA == 8);
 
-/// The sender of messages in consecutive slots.
+/// Consecutive slots with messages of one node.
 #[derive(Clone, Copy, Debug)]
-struct Sender {
+struct SlotsOfSender {
     node: u16,
     /// Number of slots, at least one.
     slots: u32,
+}
+
+/// Credit to return to a node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CreditDue {
+    pub(super) node: u32,
+    pub(super) credit: u32,
 }
 
 /// An enabled ring.
@@ -57,7 +63,7 @@ pub(crate) struct Ring {
     /// Number of messages that the owner has taken out.
     taken: u64,
     /// The nodes whose messages are in the slots from `taken` to `delivered`, in order.
-    senders: VecDeque<Sender>,
+    senders: VecDeque<SlotsOfSender>,
     /// By node, the slots that were freed and whose credit was not returned.
     freed: Vec<u32>,
     /// By node, the slots of its share that it may not fill: those with unread messages, and those
@@ -73,6 +79,7 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
+    /// Returns an empty ring in this memory, of a card in a network of `nodes` nodes.
     pub(crate) fn new(memory: DmaLease, registers: RingRegisters, nodes: u32) -> Self {
         let slots = registers.entries;
         let share = share_of(slots, nodes);
@@ -116,7 +123,7 @@ impl Ring {
         node: u32,
         slot_header: u64,
         packet_header: u64,
-        row: &mut impl Row,
+        row: &mut impl PacketRow,
     ) -> Delivered {
         let used = self.used.get_mut(node as usize);
         let available = used.as_ref().map_or(0, |used| self.share.saturating_sub(**used));
@@ -149,7 +156,7 @@ impl Ring {
         }
 
         while self.taken < taken
-            && let Some(Sender { node, slots }) = self.senders.front_mut()
+            && let Some(SlotsOfSender { node, slots }) = self.senders.front_mut()
         {
             let node = *node;
             // The number fits: it is at most `slots`.
@@ -172,19 +179,19 @@ impl Ring {
 
     /// Returns whether a batch of credit is due to a node.
     #[inline]
-    pub(super) fn owes_credit(&self) -> bool {
+    pub(super) fn has_credit_due(&self) -> bool {
         !self.nodes_due.is_empty()
     }
 
-    /// Returns a node to which a batch is due, and its credit.
+    /// Returns the credit of the first node to which a batch is due.
     #[inline]
-    pub(crate) fn credit_due(&self) -> Option<(u32, u32)> {
+    pub(super) fn credit_due(&self) -> Option<CreditDue> {
         let node = *self.nodes_due.front()?;
-        Some((node, self.freed[node as usize]))
+        Some(CreditDue { node, credit: self.freed[node as usize] })
     }
 
     /// Records that the credit from [`Ring::credit_due`] was sent.
-    pub(crate) fn mark_returned(&mut self) {
+    pub(crate) fn mark_credit_returned(&mut self) {
         if let Some(node) = self.nodes_due.pop_front() {
             let freed = std::mem::take(&mut self.freed[node as usize]);
             self.used[node as usize] -= freed.min(self.used[node as usize]);
@@ -194,9 +201,9 @@ impl Ring {
 
 /// The memory of a ring's slots.
 trait SlotMemory {
-    /// Writes messages of `length` bytes each into the slots from number `first` on. Each slot gets
-    /// its message, and then `header`. Returns the number of messages written. It is less than that
-    /// of all messages if the memory is gone.
+    /// Writes messages of `length` bytes each into the slots from number `first` on. Numbers count
+    /// on beyond the end of the ring. Each slot gets its message, and then `header`. Returns the
+    /// number of messages written, which is less than that of all messages if the memory is gone.
     fn put(&self, first: u64, header: u64, messages: &[u8], length: usize) -> u64;
 }
 
@@ -253,24 +260,27 @@ struct Headers {
     slot: u64,
 }
 
-/// The slots into which messages of one node are put in a row. The ring counts them when this value
-/// is dropped.
+/// The slots of a ring that may be filled with messages of one node, while these are written.
+/// Dropping this value adds the messages written to the counts of the ring.
 struct Filling<'a> {
     /// Number of the next message.
     next: u64,
     /// Number of the first message for which the node has no slot.
     end: u64,
+    /// [`Ring::delivered`].
     delivered: &'a mut u64,
-    senders: &'a mut VecDeque<Sender>,
+    /// [`Ring::senders`].
+    senders: &'a mut VecDeque<SlotsOfSender>,
     node: u16,
+    /// The node's entry of [`Ring::used`]; `None` if the node does not exist.
     used: Option<&'a mut u32>,
 }
 
 impl Filling<'_> {
     /// Writes the messages of a row into slots: see [`Ring::put_row`].
     #[inline(always)]
-    fn put_row(mut self, memory: &impl SlotMemory, headers: Headers, row: &mut impl Row) -> Delivered {
-        let length = Wire::decode(headers.packet).quadwords * 8;
+    fn put_row(mut self, memory: &impl SlotMemory, headers: Headers, row: &mut impl PacketRow) -> Delivered {
+        let length = PacketHeader::decode(headers.packet).quadwords * QUADWORD;
         let (mut undelivered, mut is_gone) = (0, false);
 
         while !is_gone
@@ -278,7 +288,7 @@ impl Filling<'_> {
             && packet.header == headers.packet
         {
             let bytes = packet.bytes();
-            // The numbers fit: a packet has at most 8 messages.
+            // The numbers fit: a packet has at most MAX_QUADWORDS messages.
             let count = (bytes.len() / length) as u32;
             let fitting = count.min(self.room());
             let messages = bytes.get(..fitting as usize * length).unwrap_or_default();
@@ -287,7 +297,7 @@ impl Filling<'_> {
             self.next = self.next.wrapping_add(put);
             is_gone = put < u64::from(fitting);
             undelivered += count - put as u32;
-            row.pass();
+            row.remove_front();
         }
 
         Delivered { delivered: self.put_count(), undelivered, gone: is_gone }
@@ -300,7 +310,7 @@ impl Filling<'_> {
         self,
         memory: &ScatteredSlots<'_>,
         headers: Headers,
-        row: &mut impl Row,
+        row: &mut impl PacketRow,
     ) -> Delivered {
         self.put_row(memory, headers, row)
     }
@@ -323,11 +333,12 @@ impl Filling<'_> {
 impl Drop for Filling<'_> {
     #[inline]
     fn drop(&mut self) {
+        // Adds the messages written to the counts of the ring.
         let put = self.put_count();
         *self.delivered = self.next;
         match self.senders.back_mut() {
             Some(last) if last.node == self.node => last.slots += put,
-            _ if put > 0 => self.senders.push_back(Sender { node: self.node, slots: put }),
+            _ if put > 0 => self.senders.push_back(SlotsOfSender { node: self.node, slots: put }),
             _ => {}
         }
         if let Some(used) = &mut self.used {

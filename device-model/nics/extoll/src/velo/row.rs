@@ -1,58 +1,63 @@
-//! Rows of messages that leave in one packet.
+//! Messages that leave together in one packet.
 //!
 //! Over links that take no time, the messages of a client with the same header share a packet, up
 //! to its longest content. The receiving card takes them apart by their length.
 
-use nicforge_core::fabric::{Contents, Ports, Run};
+use nicforge_core::fabric::{Contents, PortChannel, Ports, Run};
 use nicforge_hwi::extoll_velo::MAX_QUADWORDS;
 use zerocopy::IntoBytes;
 
-use super::{address::SendAddress, assembly::is_start};
-use crate::{directory::Entry, unit::frame, wire::Endpoint};
+use super::{QUADWORD, address::SendAddress, assembly::is_start};
+use crate::{directory::Entry, packet::Endpoint, unit::set_header_and_framing};
 
-/// The messages of one client to the VPIDs of one node, on their way into packets.
-pub(super) struct Rows<'a> {
+/// Sends the messages of one client to the VPIDs of one node. Messages with the same header that
+/// follow each other share a packet.
+pub(super) struct PackedSender<'a> {
+    /// Access to the output channel, by which all packets leave.
     run: Run<'a>,
     /// The directory's entries of the node's VPIDs.
     entries: &'a mut [Entry],
     source: Endpoint,
     node: u32,
-    /// The VPID that the last message was for, or [`Rows::NONE`].
+    /// The VPID that the last message was for, or [`PackedSender::NO_VPID`].
     receiver: u16,
-    /// The credit that is left for this VPID. Its entry gets it when another VPID is served, and
-    /// at the end.
+    /// The credit that is left for this VPID. Its entry in the directory gets it when another VPID
+    /// is selected, and at the end.
     credit: u32,
-    row: Row,
+    /// The messages of the next packet.
+    next_packet: PackedMessages,
     /// Number of packets sent.
     packets: u32,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> PackedSender<'a> {
     /// A VPID that no card has.
-    const NONE: u16 = u16::MAX;
+    const NO_VPID: u16 = u16::MAX;
 
-    /// Returns the messages of `source` to `node`, none at first. The link of `run` takes packets
-    /// of [`nicforge_hwi::extoll_velo::MAX_MESSAGE`] bytes.
+    /// Returns a sender of messages of `source` to `node`. The link of `run` takes packets of
+    /// [`nicforge_hwi::extoll_velo::MAX_MESSAGE`] bytes.
     pub(super) fn new(run: Run<'a>, entries: &'a mut [Entry], source: Endpoint, node: u32) -> Self {
-        let row = Row { header: 0, message: 1, length: 0, quadwords: [0; MAX_QUADWORDS] };
-        Self { run, entries, source, node, receiver: Self::NONE, credit: 0, row, packets: 0 }
+        let next_packet = PackedMessages::default();
+        Self { run, entries, source, node, receiver: Self::NO_VPID, credit: 0, next_packet, packets: 0 }
     }
 
     /// Adds a message of a quadword with the address and length of the last message to that one's
     /// packet. Returns false if the message is longer, or there is no credit or no room for it.
     #[inline(always)]
     pub(super) fn repeat(&mut self, message: &[u8]) -> bool {
-        if self.credit == 0 || !self.row.add_quadword(message) {
+        if self.credit == 0 || !self.next_packet.add_quadword(message) {
             return false;
         }
         self.credit -= 1;
         true
     }
 
-    /// Adds a message to the address `offset`, or to that of the last one, whose length it has
-    /// then. Such a repeat joins the last message if there is room. Otherwise the message is the
-    /// first one of a packet, and the packet before is sent. Returns false if the message can't be
-    /// sent in this way.
+    /// Adds a message. `offset` is its offset in the send aperture, or `None` if it has the address
+    /// and the length of the last message.
+    ///
+    /// A message with the address of the last one joins that one's packet if there is room.
+    /// Otherwise it is the first one of a new packet, and the packet before is sent. Returns false
+    /// if the message can't be sent in this way.
     #[inline(never)]
     pub(super) fn add(&mut self, offset: Option<u64>, message: &[u8]) -> bool {
         let is_repeat = offset.is_none();
@@ -60,8 +65,8 @@ impl<'a> Rows<'a> {
             return false;
         }
 
-        if !(is_repeat && self.row.has_room(message.len())) {
-            if !self.send_row() || self.run.room() == 0 {
+        if !(is_repeat && self.next_packet.has_room(message.len())) {
+            if !self.send_packet() || self.run.room() == 0 {
                 return false;
             }
             if offset.is_some_and(|offset| !self.select_receiver(offset, message)) {
@@ -70,13 +75,13 @@ impl<'a> Rows<'a> {
         }
 
         self.credit -= 1;
-        self.row.add(message);
+        self.next_packet.add(message);
         true
     }
 
-    /// Selects the receiver of a message, for which messages are added from now on. Returns false
-    /// if its address is no complete one of a message to this node, or the receiver is down or has
-    /// no credit left.
+    /// Selects the receiver of a message and of those that follow with the same address. Returns
+    /// false if the message is not a complete one to this node, if the receiver is down, or if
+    /// there is no credit left for it.
     fn select_receiver(&mut self, offset: u64, message: &[u8]) -> bool {
         let address = SendAddress::decode(offset);
         let Endpoint { node, vpid } = address.receiver;
@@ -88,8 +93,8 @@ impl<'a> Rows<'a> {
         let entry = self.entries.get(usize::from(vpid)).filter(|entry| entry.is_up());
         let Some(&Entry { generation, credit }) = entry else { return false };
         (self.receiver, self.credit) = (vpid, credit);
-        self.row.header = address.message(self.source, generation).encode();
-        self.row.message = message.len();
+        self.next_packet.header = address.packet_header(self.source, generation).encode();
+        self.next_packet.message_bytes = message.len();
 
         credit > 0
     }
@@ -101,88 +106,111 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Sends the messages that have come together. Returns false if the pool has no packet left.
-    fn send_row(&mut self) -> bool {
-        let row = &mut self.row;
-        if row.length == 0 {
+    /// Sends the messages of the next packet, if there are any. Returns false if the pool has no
+    /// packet left.
+    fn send_packet(&mut self) -> bool {
+        let messages = &mut self.next_packet;
+        if messages.quadword_count == 0 {
             return true;
         }
 
-        let sent = self.run.send(row.bytes(), |packet| row.frame(packet)).is_ok();
+        let sent = self.run.send(messages.bytes(), |packet| messages.set_header_and_framing(packet)).is_ok();
         if sent {
             self.packets += 1;
-            row.length = 0;
+            messages.quadword_count = 0;
         }
         sent
     }
 
-    /// Sends the last messages. Returns the number of packets, and the row that the pool had no
-    /// packet for.
-    pub(super) fn finish(mut self) -> (u32, Option<Row>) {
+    /// Sends the last packet, if the pool has one for it.
+    pub(super) fn finish(mut self) -> SentPackets {
         self.return_credit();
-        if self.send_row() { (self.packets, None) } else { (self.packets + 1, Some(self.row)) }
+        if self.send_packet() {
+            SentPackets { count: self.packets, unsent: None }
+        } else {
+            SentPackets { count: self.packets + 1, unsent: Some(self.next_packet) }
+        }
     }
 }
 
-/// Messages with one header on their way into one packet.
-pub(super) struct Row {
+/// The packets of a [`PackedSender`].
+pub(super) struct SentPackets {
+    /// Number of packets, including the last one.
+    pub(super) count: u32,
+    /// The messages of the last packet, if the caller must send it because the pool was empty.
+    pub(super) unsent: Option<PackedMessages>,
+}
+
+/// Messages with one header, on their way into one packet.
+pub(super) struct PackedMessages {
+    /// The packet's header.
     header: u64,
     /// Length of each message in bytes.
-    message: usize,
+    message_bytes: usize,
     /// Number of quadwords of all messages, 0 without a message.
-    length: usize,
+    quadword_count: usize,
     quadwords: [u64; MAX_QUADWORDS],
 }
 
-impl Row {
+impl Default for PackedMessages {
+    /// Returns no messages. Header and length are set before the first message is added.
+    fn default() -> Self {
+        Self { header: 0, message_bytes: 1, quadword_count: 0, quadwords: [0; MAX_QUADWORDS] }
+    }
+}
+
+impl PackedMessages {
     /// Returns whether a message of `bytes` bytes fits after the others.
     fn has_room(&self, bytes: usize) -> bool {
-        self.length + bytes / 8 <= MAX_QUADWORDS
+        self.quadword_count + bytes / QUADWORD <= MAX_QUADWORDS
     }
 
     /// Adds a message of a quadword. Returns false if it is longer, or if there is no room for it.
     #[inline(always)]
     fn add_quadword(&mut self, message: &[u8]) -> bool {
-        let (Ok(bytes), Some(quadword)) = (message.try_into(), self.quadwords.get_mut(self.length)) else {
+        let next_quadword = self.quadwords.get_mut(self.quadword_count);
+        let (Ok(bytes), Some(quadword)) = (message.try_into(), next_quadword) else {
             return false;
         };
         *quadword = u64::from_ne_bytes(bytes);
-        self.length += 1;
+        self.quadword_count += 1;
         true
     }
 
     /// Adds a message of whole quadwords, for which there is room.
     fn add(&mut self, message: &[u8]) {
-        let free = self.quadwords.iter_mut().skip(self.length);
+        let free = self.quadwords.iter_mut().skip(self.quadword_count);
         for (quadword, bytes) in free.zip(message.as_chunks().0) {
             *quadword = u64::from_ne_bytes(*bytes);
         }
-        self.length += message.len() / 8;
+        self.quadword_count += message.len() / QUADWORD;
     }
 
     /// Returns the messages.
     fn bytes(&self) -> &[u8] {
-        self.quadwords.as_bytes().get(..self.length * 8).unwrap_or_default()
+        self.quadwords.as_bytes().get(..self.quadword_count * QUADWORD).unwrap_or_default()
     }
 
-    /// Sends the row with a buffer that was kept free, by an output channel that has a credit.
+    /// Sends the messages by an output channel that has a credit. The caller has made sure that the
+    /// pool has a packet.
     #[cold]
-    pub(super) fn send_last(&self, ports: &mut Ports<'_>, (port, vc): (u8, usize)) {
-        let Ok(mut packet) = ports.new_packet(self.length * 8) else { return };
+    pub(super) fn send_last(&self, ports: &mut Ports<'_>, output: PortChannel) {
+        let Ok(mut packet) = ports.new_packet(self.quadword_count * QUADWORD) else { return };
         packet.bytes_mut().copy_from_slice(self.bytes());
-        self.frame(&mut packet);
+        self.set_header_and_framing(&mut packet);
 
-        // A failure is not reached, because a row begins only with a credit for its packet.
-        if let Err(unsent) = ports.send(port, vc, packet) {
+        // A failure is not reached, because a packet is begun only with a credit for it.
+        if let Err(unsent) = ports.send(output.port, output.channel, packet) {
             ports.recycle(unsent.packet);
         }
     }
 
-    /// Writes the header and the framing of the packet, which counts the framing of each message.
+    /// Sets the packet's header and framing. The packet takes as much framing on the link as a
+    /// packet for each message would.
     #[inline(always)]
-    fn frame(&self, packet: &mut Contents) {
-        frame(packet, self.header);
-        // The number of messages is at most 8.
-        packet.framing *= (self.length * 8 / self.message) as u32;
+    fn set_header_and_framing(&self, packet: &mut Contents) {
+        set_header_and_framing(packet, self.header);
+        // The number of messages is at most MAX_QUADWORDS.
+        packet.framing *= (self.quadword_count * QUADWORD / self.message_bytes) as u32;
     }
 }

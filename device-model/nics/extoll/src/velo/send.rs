@@ -1,35 +1,43 @@
 //! Packets from stores.
 
-use nicforge_core::{device::Write, ids::AttachmentId, posted::Posted};
+use nicforge_core::{device::Write, fabric::PortChannel, ids::AttachmentId, posted::Posted};
 use nicforge_hwi::{
     extoll::{BAR_VELO, error},
     extoll_velo::MAX_MESSAGE,
 };
 use nicforge_kit::retry;
 
-use super::{Velo, address::SendAddress, assembly::Burst, cycles, row::Rows, stall::Reason};
+use super::{
+    Velo,
+    address::SendAddress,
+    assembly::{Added, Burst},
+    cycles,
+    row::PackedSender,
+    stall::Reason,
+};
 use crate::{
+    packet::{Endpoint, TrafficClass},
     unit::{Origin, UnitContext, Unsent, send_packet},
-    wire::{Class, Endpoint},
 };
 
 /// Time after which an incomplete split message is torn, in nanoseconds.
 const SPLIT_TIMEOUT: u64 = 100_000_000;
 
-/// The outcome of an attempt to send the first messages of a ring.
+/// The outcome of an attempt to send the first messages of a posted-write ring together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sent {
+enum RowOutcome {
     /// At least one message was sent.
-    Some,
-    /// The first record can't be sent in a row and must be handled singly.
-    Nothing,
+    Sent,
+    /// The first record must be handled singly.
+    NotInRow,
     /// The output channel has no credit, or its credits are reserved for transit packets.
     Blocked,
 }
 
 impl Velo {
-    /// Sends the messages in front of a posted-write ring, in a row where that is possible. `first`
-    /// is the offset of the first one. Returns `Stalled` if it has to wait.
+    /// Sends the first messages of a posted-write ring together where that is possible, or else the
+    /// first one alone, and removes their records. `first` is the offset of the first message.
+    /// Returns `Stalled` if that message has to wait.
     #[inline(always)]
     pub(crate) fn send_front(
         &mut self,
@@ -38,10 +46,10 @@ impl Velo {
         first: u64,
         posted: &mut Posted<'_>,
     ) -> Write {
-        let written = match self.send_run(unit, attachment, first, posted) {
-            Sent::Some => return Write::Accepted,
-            Sent::Blocked => self.stall(unit, attachment, first, Reason::OutputChannel),
-            Sent::Nothing => {
+        let written = match self.send_row(unit, attachment, first, posted) {
+            RowOutcome::Sent => return Write::Accepted,
+            RowOutcome::Blocked => self.stall(unit, attachment, first, Reason::OutputChannel),
+            RowOutcome::NotInRow => {
                 let Some((at, data)) = posted.next(unit.context) else { return Write::Accepted };
                 self.send(unit, attachment, at.offset, data)
             }
@@ -53,72 +61,77 @@ impl Velo {
         written
     }
 
-    /// Sends the first messages of a ring that go to the same node as the first one. The row ends
-    /// at the first message that can't be sent at once; the caller must send that one singly.
+    /// Sends the first messages of a posted-write ring that go to the same node as the first one.
+    /// The row ends at the first message that can't be sent at once; the caller must send that one
+    /// singly.
     ///
-    /// Messages with one header leave in one packet, as many as it can carry, because packets take
-    /// no time here and this spares most of their work. An output channel is shared by packets.
-    fn send_run(
+    /// Messages with one header leave in one packet, as many as it can carry. Rows exist only where
+    /// packets take no time, and sharing a packet spares most of the work for a message. The
+    /// allowance of clients for the output channel counts packets.
+    fn send_row(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
         attachment: AttachmentId,
         first: u64,
         posted: &mut Posted<'_>,
-    ) -> Sent {
+    ) -> RowOutcome {
         let Endpoint { node, vpid } = SendAddress::decode(first).receiver;
         let source = Endpoint { node: unit.parts.config.node, vpid: attachment.0 };
         // A unit that takes time takes one message after another.
-        let in_rows = !unit.is_admin(attachment) && unit.parts.config.clock.is_instant();
-        let output = unit.parts.switch.output_channel(node, Class::Request).filter(|_| in_rows);
-        let Some(output) = output else { return Sent::Nothing };
+        let allows_rows = !unit.is_admin(attachment) && unit.parts.config.clock.is_instant();
+        let output = unit.parts.switch.output_channel(node, TrafficClass::Request).filter(|_| allows_rows);
+        let Some(output) = output else { return RowOutcome::NotInRow };
 
         let client = self.client(attachment).filter(|client| client.assembly.is_empty());
-        let Some(client) = client else { return Sent::Nothing };
+        let Some(client) = client else { return RowOutcome::NotInRow };
 
         let (switch, directory) = (&mut unit.parts.switch, &mut unit.parts.directory);
         let mut ports = unit.context.ports();
         let maximum = switch.allowance(&ports, output);
-        if maximum == 0 || ports.is_up(output.0) && !ports.ready(output.0, output.1) {
+        let PortChannel { port, channel } = output;
+        if maximum == 0 || ports.is_up(port) && !ports.ready(port, channel) {
             // A message without credit waits for the receiver and not for the output channel.
             let has_credit =
                 directory.entry(node, vpid).is_some_and(|entry| entry.is_up() && entry.credit > 0);
-            return if has_credit { Sent::Blocked } else { Sent::Nothing };
+            return if has_credit { RowOutcome::Blocked } else { RowOutcome::NotInRow };
         }
 
-        // The last packet is sent after the messages in it have left the ring. This one keeps a
-        // buffer of the pool free for it.
-        let Some(entries) = directory.of_node(node) else { return Sent::Nothing };
-        let Ok(spare) = ports.new_packet(MAX_MESSAGE) else { return Sent::Nothing };
-        let takes_all = ports.max_packet(output.0) >= MAX_MESSAGE;
-        let Some(run) = ports.run(output.0, output.1).filter(|_| takes_all) else {
+        // The last packet is sent after the records of its messages have left the ring, so it must
+        // not fail. This packet keeps a buffer of the pool free for it.
+        let Some(entries) = directory.entries_of_node(node) else { return RowOutcome::NotInRow };
+        let Ok(spare) = ports.new_packet(MAX_MESSAGE) else { return RowOutcome::NotInRow };
+        let takes_full_packets = ports.max_packet(port) >= MAX_MESSAGE;
+        let Some(run) = ports.run(port, channel).filter(|_| takes_full_packets) else {
             ports.recycle(spare);
-            return Sent::Nothing;
+            return RowOutcome::NotInRow;
         };
 
-        let mut rows = Rows::new(run.at_most(maximum), entries, source, node);
+        // A record without an address (`None`) has that of the record before it.
+        let mut sender = PackedSender::new(run.at_most(maximum), entries, source, node);
         let sent = posted.take_while(|at, data| match at {
-            None => rows.repeat(data) || rows.add(None, data),
-            Some(at) => at.bar == BAR_VELO && rows.add(Some(at.offset), data),
+            None => sender.repeat(data) || sender.add(None, data),
+            Some(at) => at.bar == BAR_VELO && sender.add(Some(at.offset), data),
         });
 
-        let (packets, unsent) = rows.finish();
+        let packets = sender.finish();
         ports.recycle(spare);
-        if let Some(row) = unsent {
-            row.send_last(&mut ports, output);
+        if let Some(messages) = packets.unsent {
+            messages.send_last(&mut ports, output);
         }
 
         if sent == 0 {
-            return Sent::Nothing;
+            return RowOutcome::NotInRow;
         }
 
         client.counts.sent += u64::from(sent);
         client.stall = None;
         unit.parts.attachments.mark_changed(attachment);
-        switch.spend(output, packets);
-        Sent::Some
+        switch.spend(output, packets.count);
+        RowOutcome::Sent
     }
 
-    /// Handles a write to the send aperture.
+    /// Handles a write to the send aperture: sends the message if it is complete, and keeps a piece
+    /// of a split one. Returns `Stalled` if the message has to wait.
     pub(crate) fn send(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
@@ -132,8 +145,8 @@ impl Velo {
             return Write::Accepted;
         };
 
-        let (burst, torn) = client.assembly.add(offset, data, now);
-        if torn {
+        let Added { burst, has_torn } = client.assembly.add(offset, data, now);
+        if has_torn {
             self.count_torn(unit, attachment, offset);
         }
 
@@ -191,17 +204,17 @@ impl Velo {
             return self.stall(unit, attachment, offset, Reason::Credit);
         }
 
-        if !retry::is_due(unit.context, self.sending.idle_at()) {
+        if !retry::is_due(unit.context, self.send_engine.idle_at()) {
             return self.stall(unit, attachment, offset, Reason::Unit);
         }
 
         let source = Endpoint { node: unit.parts.config.node, vpid: attachment.0 };
-        let wire = address.message(source, entry.generation);
+        let header = address.packet_header(source, entry.generation);
         let sent = send_packet(
             unit.context,
             &mut unit.parts.switch,
             Origin::Client,
-            wire,
+            header,
             message.len(),
             |packet| {
                 packet.bytes_mut().copy_from_slice(message);
@@ -215,7 +228,7 @@ impl Velo {
                     client.counts.sent += 1;
                     client.stall = None;
                 }
-                unit.work(&mut self.sending, cycles(message.len()));
+                unit.begin_work(&mut self.send_engine, cycles(message.len()));
                 unit.parts.attachments.mark_changed(attachment);
                 Write::Accepted
             }
@@ -263,9 +276,9 @@ impl Velo {
                 continue;
             };
 
-            // A message whose last piece waits for credit is complete; the watchdog limits its
-            // wait.
-            let deadline = client.stall.map_or(since, |stall| stall.last).after(SPLIT_TIMEOUT);
+            // A message whose last piece waits for credit is complete. The watchdog limits its
+            // wait, so the time-out counts from its last attempt.
+            let deadline = client.stall.map_or(since, |stall| stall.last_attempt).after(SPLIT_TIMEOUT);
             if retry::is_due(unit.context, deadline) {
                 self.give_up_split(unit, attachment);
             }

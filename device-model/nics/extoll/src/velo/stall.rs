@@ -4,7 +4,7 @@ use nicforge_core::{device::Write, ids::AttachmentId, time::Nanos};
 use nicforge_hwi::extoll::error;
 
 use super::{Client, Velo, address::SendAddress};
-use crate::{unit::UnitContext, wire::Class};
+use crate::{packet::TrafficClass, unit::UnitContext};
 
 /// Reasons why a send has to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,16 +26,18 @@ pub(super) struct Stall {
     /// Nanoseconds that count for the watchdog.
     waited: u64,
     /// Time of the last attempt.
-    pub(super) last: Nanos,
-    /// Packets that had left on the send's way by then.
+    pub(super) last_attempt: Nanos,
+    /// Number of packets that had left by the send's output channel when the send last waited for
+    /// that channel.
     departed: u64,
     /// Whether the send was counted as one that waits for credit.
-    for_credit: bool,
+    is_counted: bool,
 }
 
 impl Velo {
-    /// Queues the first send. When it has waited long enough, the watchdog ends it with an
-    /// error.
+    /// Records that a client's next send, to the address `offset`, has to wait, and returns
+    /// `Stalled`. If it has waited as long as the watchdog allows, drops it instead: counts an
+    /// error and returns `Accepted`.
     #[cold]
     pub(super) fn stall(
         &mut self,
@@ -50,11 +52,12 @@ impl Velo {
             return Write::Accepted;
         };
 
+        // The state after the last attempt of the same send.
         let before = *stall;
         let departed = if reason == Reason::OutputChannel {
             let node = SendAddress::decode(offset).receiver.node;
-            unit.parts.switch.note_waiting_send(node, Class::Request);
-            unit.parts.switch.departed(&unit.context.ports(), node, Class::Request)
+            unit.parts.switch.note_waiting_send(node, TrafficClass::Request);
+            unit.parts.switch.departed(&unit.context.ports(), node, TrafficClass::Request)
         } else {
             before.map_or(0, |before| before.departed)
         };
@@ -62,15 +65,17 @@ impl Velo {
         // Time does not count while packets leave on the same output channel, because then the
         // network moves and this send will be served.
         let waited = match before {
-            Some(before) if before.departed == departed => before.waited + watchdog.counted(before.last, now),
+            Some(before) if before.departed == departed => {
+                before.waited + watchdog.counted(before.last_attempt, now)
+            }
             _ => 0,
         };
 
-        let counted = before.is_some_and(|before| before.for_credit);
-        let for_credit = counted || reason == Reason::Credit;
-        *stall = Some(Stall { waited, last: now, departed, for_credit });
+        let was_counted = before.is_some_and(|before| before.is_counted);
+        let is_counted = was_counted || reason == Reason::Credit;
+        *stall = Some(Stall { waited, last_attempt: now, departed, is_counted });
 
-        if for_credit && !counted {
+        if is_counted && !was_counted {
             counts.stalls += 1;
             totals.stalls += 1;
             unit.parts.attachments.mark_changed(attachment);

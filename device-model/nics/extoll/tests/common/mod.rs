@@ -14,7 +14,7 @@ use nicforge_core::{
     ids::{AttachmentId, FunctionId},
     machine::Access,
 };
-use nicforge_extoll::{Card, CardConfig, Topology, wire};
+use nicforge_extoll::{Card, CardConfig, Topology, packet};
 use nicforge_hwi::{
     extoll::{BAR_DIRECTORY, BAR_VELO, directory, mirror, reg, window},
     extoll_velo::{SLOT, SLOT_DATA, SLOT_HEADER, address, header},
@@ -27,7 +27,7 @@ pub(crate) const RING_BASE: u64 = 0x10_0000;
 
 /// Returns a link without delay or rate, with room for four packets of each virtual channel.
 pub(crate) fn plain_link() -> LinkSpec {
-    LinkSpec { credits: vec![4; wire::CHANNELS], ..LinkSpec::default() }
+    LinkSpec { credits: vec![4; packet::CHANNELS], ..LinkSpec::default() }
 }
 
 /// Returns a link with the times of the R1 prototype: a hop of 300 ns, of which the head takes 26.
@@ -36,7 +36,7 @@ pub(crate) fn cut_through_link(credits: u32) -> LinkSpec {
         delay: 274,
         bits_per_second: 4_992_000_000,
         cut_through: Some(16),
-        credits: vec![credits; wire::CHANNELS],
+        credits: vec![credits; packet::CHANNELS],
         ..LinkSpec::default()
     }
 }

@@ -10,7 +10,7 @@ use nicforge_core::{
     fabric::LinkSpec,
     machine::{Access, region},
 };
-use nicforge_extoll::{Topology, TopologyLink, wire::CHANNELS};
+use nicforge_extoll::{Topology, TopologyLink, packet::CHANNELS};
 use nicforge_hwi::{
     extoll::{BAR_VELO, error, mirror},
     extoll_velo::address,

@@ -11,7 +11,7 @@ use nicforge_core::{
     fabric::{Direction, Fault, LinkSpec},
     machine::Access,
 };
-use nicforge_extoll::{Topology, wire};
+use nicforge_extoll::{Topology, packet};
 use nicforge_hwi::{
     extoll::{error, mirror, reg, vector, window},
     extoll_atu::{command as atu, page},
@@ -684,7 +684,7 @@ fn link_errors_neither_lose_nor_duplicate_data() {
         assert_eq!(remote.outcomes(), [(notify::COMPLETER, DONE), (notify::RESPONDER, DONE)]);
     }
 
-    let stats = (0..wire::CHANNELS)
+    let stats = (0..packet::CHANNELS)
         .map(|vc| rig.machine.fabric().link_stats(rig.links[0], Direction::Forward, vc).unwrap());
     assert!(stats.map(|lane| lane.retransmissions).sum::<u64>() > 0);
 }

@@ -8,7 +8,7 @@ use crate::common::{
     rma::{OPEN_TO_ALL, Peer},
 };
 use nicforge_core::{context::Outgoing, fabric::LinkSpec, machine::Next, time::Nanos};
-use nicforge_extoll::{Topology, wire::CHANNELS};
+use nicforge_extoll::{Topology, packet::CHANNELS};
 use nicforge_hwi::{
     extoll_atu::page,
     extoll_rma::{Command, command, notify, status},

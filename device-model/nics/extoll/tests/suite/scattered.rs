@@ -270,7 +270,7 @@ fn a_transfer_takes_as_many_packets_from_scattered_pages_as_from_one_mapping() {
 
         let link = rig.links[0];
         [Direction::Forward, Direction::Backward].map(|direction| {
-            let channels = 0..nicforge_extoll::wire::CHANNELS;
+            let channels = 0..nicforge_extoll::packet::CHANNELS;
             channels
                 .map(|channel| rig.machine.fabric().link_stats(link, direction, channel).unwrap().packets)
                 .sum()

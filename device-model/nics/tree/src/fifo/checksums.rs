@@ -5,6 +5,15 @@ use nicforge_hwi::{
     tree_dcr::{checksum, vcfg},
 };
 
+use super::QUAD;
+
+/// Mask of a watermark in the configuration register.
+const WATERMARK_MASK: u32 = 7;
+/// Fractions of a FIFO's depth in which a watermark counts.
+const WATERMARK_STEPS: u32 = 8;
+/// Number of 16-bit words that checksum mode 1 omits: the first quad.
+const WORDS_OF_QUAD: usize = QUAD / 2;
+
 /// A channel's configuration register: watermarks, and the payload that checksums omit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ChannelConfig(u32);
@@ -23,13 +32,13 @@ impl ChannelConfig {
     /// Returns the receive watermark in packets, for a FIFO of `depth` packets.
     #[inline]
     pub(super) fn receive_watermark(self, depth: u32) -> u32 {
-        ((self.0 >> vcfg::RWM_SHIFT) & 7) * depth / 8
+        ((self.0 >> vcfg::RWM_SHIFT) & WATERMARK_MASK) * depth / WATERMARK_STEPS
     }
 
     /// Returns the send watermark in packets, for a FIFO of `depth` packets.
     #[inline]
     pub(super) fn send_watermark(self, depth: u32) -> u32 {
-        ((self.0 >> vcfg::IWM_SHIFT) & 7) * depth / 8
+        ((self.0 >> vcfg::IWM_SHIFT) & WATERMARK_MASK) * depth / WATERMARK_STEPS
     }
 
     /// Returns the number of 16-bit words at the start of the payload that checksum mode 2 omits.
@@ -46,11 +55,11 @@ pub(crate) struct Checksums {
 }
 
 impl Checksums {
-    /// Adds a packet.
+    /// Adds a packet, according to the checksum mode in its header.
     pub(super) fn add(&mut self, config: ChannelConfig, header: Header, payload: &[u8]) {
         let omitted = match header.checksum_mode() {
             checksum::NONE => return,
-            checksum::SOME => 8,
+            checksum::SOME => WORDS_OF_QUAD,
             checksum::CFG => config.omitted_words(),
             _ => 0,
         };

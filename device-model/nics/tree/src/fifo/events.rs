@@ -23,7 +23,7 @@ impl Exceptions {
         Self { receive: prx::ALL, inject: (pix::ALL | pix::ENABLE) & !WATERMARKS.inject }
     }
 
-    /// Returns the exceptions that `enabled` has, too.
+    /// Returns those of the exceptions that are in `enabled`.
     fn masked(self, enabled: Self) -> Self {
         Self { receive: self.receive & enabled.receive, inject: self.inject & enabled.inject }
     }
@@ -94,16 +94,17 @@ pub(crate) struct Events {
     /// The watermarks when last compared.
     watermarks: Watermarks,
     /// Vectors to raise at the end of the step, one bit for each vector.
-    noted: u32,
+    requested: u32,
 }
 
 impl Events {
+    /// Returns the events of a virtual channel, none so far.
     pub(super) fn new(channel: usize) -> Self {
         Self {
             bits: if channel == VC_SYSTEM { SYSTEM_BITS } else { USER_BITS },
             errors: Exceptions::default(),
             watermarks: Watermarks::default(),
-            noted: 0,
+            requested: 0,
         }
     }
 
@@ -115,27 +116,27 @@ impl Events {
 
     /// Requests a vector: it is raised at the end of the step.
     #[inline]
-    pub(crate) fn note(&mut self, vector: u16) {
-        self.noted |= 1 << vector;
+    pub(crate) fn request(&mut self, vector: u16) {
+        self.requested |= 1 << vector;
     }
 
     /// Returns whether vectors were requested.
     #[inline]
-    pub(crate) fn is_any_noted(&self) -> bool {
-        self.noted != 0
+    pub(crate) fn is_any_requested(&self) -> bool {
+        self.requested != 0
     }
 
     /// Takes the vectors that were requested, one bit for each vector.
     #[inline]
-    pub(crate) fn take_noted(&mut self) -> u32 {
-        std::mem::take(&mut self.noted)
+    pub(crate) fn take_requested(&mut self) -> u32 {
+        std::mem::take(&mut self.requested)
     }
 
     /// Sets receive exceptions.
     pub(crate) fn receive_error(&mut self, bits: u32) {
         if bits & !self.errors.receive != 0 {
             self.errors.receive |= bits;
-            self.note(vector::ERROR);
+            self.request(vector::ERROR);
         }
     }
 
@@ -143,7 +144,7 @@ impl Events {
     pub(crate) fn inject_error(&mut self, bits: u32) {
         if bits & !self.errors.inject != 0 {
             self.errors.inject |= bits;
-            self.note(vector::ERROR);
+            self.request(vector::ERROR);
         }
     }
 
@@ -178,9 +179,10 @@ impl Events {
         self.errors.inject = 0;
     }
 
-    /// Returns the errors that are set, and the watermark exceptions that hold at this fill.
+    /// Returns the errors that are set, and the watermark exceptions that hold with these numbers
+    /// of packets.
     #[inline]
-    pub(super) fn exceptions(&self, fill: Fill) -> Exceptions {
+    pub(super) fn exceptions(&self, fill: FillComparison) -> Exceptions {
         let receive = if fill.above_receive_watermark { self.bits.receive_watermark } else { 0 };
         let inject = if fill.at_send_watermark { self.bits.send_watermark } else { 0 };
 
@@ -193,22 +195,22 @@ impl Events {
     pub(super) fn compare_watermarks(&mut self, exceptions: Exceptions, enabled: Exceptions) {
         let (before, now) = (self.watermarks, exceptions.masked(enabled).watermarks());
         if (now.receive && !before.receive) || (now.send && !before.send) {
-            self.note(vector::WATERMARK);
+            self.request(vector::WATERMARK);
         }
         self.watermarks = now;
     }
 }
 
-/// The fill of the FIFOs, compared with their watermarks.
+/// How the FIFOs' numbers of packets compare with the watermarks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fill {
+pub(super) struct FillComparison {
     /// The receive FIFO has more packets than its watermark.
     above_receive_watermark: bool,
     /// The send FIFO has as many packets as its watermark or fewer.
     at_send_watermark: bool,
 }
 
-impl Fill {
+impl FillComparison {
     /// Compares the FIFOs with the watermarks of `config`. The send FIFO has `send_count` packets.
     #[inline]
     pub(super) fn of(config: ChannelConfig, receive: &ReceiveFifo, send: &SendFifo, send_count: u32) -> Self {
@@ -219,7 +221,8 @@ impl Fill {
     }
 }
 
-/// Returns the vectors whose condition holds, one bit for each vector.
+/// Returns the vectors whose condition holds, one bit for each vector. Of the `exceptions`, only
+/// the `enabled` ones count.
 pub(super) fn conditions(exceptions: Exceptions, enabled: Exceptions, has_irq_packets: bool) -> u32 {
     let exceptions = exceptions.masked(enabled);
     let watermarks = exceptions.watermarks();

@@ -1,15 +1,22 @@
 //! The mapped memory of a channel.
 
-use nicforge_hwi::tree::{PAYLOAD, SLOT, SLOT_PAYLOAD, mirror, window};
+use nicforge_hwi::tree::{Header, PAYLOAD, SLOT, SLOT_PAYLOAD, mirror, window};
 use nicforge_kit::MirrorWord;
 use nicforge_shm::{MemoryError, SharedMemory, SharedU32, Slots, Window};
 
 use std::sync::atomic::Ordering;
 
+use super::QUAD;
 use crate::config::TreeConfig;
 
 /// The slots of a FIFO.
 pub(super) type Ring = Slots<{ SLOT as usize }, { SLOT_PAYLOAD as usize }, PAYLOAD>;
+
+/// Returns the header in the upper half of a slot's control word.
+#[inline(always)]
+pub(super) fn header_of(control: u64) -> Header {
+    Header((control >> 32) as u32)
+}
 
 /// The state of a channel: whether it has clients, and their memory.
 ///
@@ -73,6 +80,8 @@ pub(super) struct MirrorWords {
 }
 
 impl Memory {
+    /// Opens the memory of a channel's clients: the window, into which they write, and the mirror,
+    /// which they only read.
     pub(super) fn new(
         config: &TreeConfig,
         window_memory: &SharedMemory,
@@ -119,10 +128,10 @@ impl Memory {
     }
 
     /// Returns a quad of packet `number` in the receive slots.
-    pub(super) fn received_quad(&self, number: u32, quad: u32) -> Option<[u8; 16]> {
+    pub(super) fn received_quad(&self, number: u32, quad: u32) -> Option<[u8; QUAD]> {
         let slot = u64::from(number & (self.receive.slots.count() - 1)) * SLOT;
-        let offset = mirror::RECV + slot + SLOT_PAYLOAD + 16 * u64::from(quad);
-        let mut bytes = [0; 16];
+        let offset = mirror::RECV + slot + SLOT_PAYLOAD + QUAD as u64 * u64::from(quad);
+        let mut bytes = [0; QUAD];
         self.mirror.read_array(offset, &mut bytes).ok()?;
         Some(bytes)
     }
@@ -135,6 +144,7 @@ impl Memory {
             let Ok(lock) = self.window.u32(lock_box(number)) else { continue };
             let owner = lock.load(Ordering::Acquire);
 
+            // The lower half of the word is the owner's attachment number + 1.
             if owner & 0xffff == u32::from(attachment) + 1
                 && lock.compare_exchange(owner, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
             {

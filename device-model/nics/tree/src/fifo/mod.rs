@@ -41,7 +41,7 @@ pub(crate) use self::{
     side::SideItem,
 };
 use self::{
-    events::Fill,
+    events::FillComparison,
     memory::{ChannelState, Memory},
     port::TrappedPort,
     receive::{PortRow, ReceiveFifo},
@@ -50,14 +50,16 @@ use self::{
 };
 use crate::{config::TreeConfig, presence::Presence};
 
+/// Bytes of a quad.
+const QUAD: usize = 16;
 /// Quads in a payload.
-const QUADS: u32 = (PAYLOAD / 16) as u32;
+const QUADS: u32 = (PAYLOAD / QUAD) as u32;
 /// Bytes of a packet on the wire in addition to the payload.
 const FRAMING: u32 = 4;
 
 /// The first item of the send FIFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Head {
+pub(crate) enum SendHead {
     Empty,
     Packet(Header),
     Presence { core: u8, generation: u8 },
@@ -97,6 +99,29 @@ pub(crate) enum RowEnd {
     Other,
 }
 
+/// The outcome of moving a row of packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowOutcome {
+    /// Number of packets moved.
+    pub(crate) moved: u32,
+    /// The reason why the row ended.
+    pub(crate) end: RowEnd,
+}
+
+impl RowOutcome {
+    /// Returns the outcome of a row of which no packet has moved.
+    pub(crate) const fn nothing(end: RowEnd) -> Self {
+        Self { moved: 0, end }
+    }
+}
+
+/// The numbers of packets in a channel's FIFOs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PacketCounts {
+    pub(crate) send: u32,
+    pub(crate) receive: u32,
+}
+
 impl RowEnd {
     /// Returns why a row of packets with the header `row_header` ended, from the packet that is
     /// first now.
@@ -126,6 +151,7 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
+    /// Returns virtual channel `number` without clients.
     pub(crate) fn new(number: usize, config: &TreeConfig) -> Self {
         let receivers =
             if number == VC_USER { Receivers::of_user_channel() } else { Receivers::of_system_channel() };
@@ -206,21 +232,20 @@ impl Channel {
 
     /// Looks at the first item of the send FIFO.
     #[inline]
-    pub(crate) fn poll_send_head(&mut self) -> Head {
+    pub(crate) fn poll_send_head(&mut self) -> SendHead {
         self.send.poll_head(self.state.send_slots())
     }
 
     /// Sends packets out of the slots while `belongs_to_row` accepts their headers, at most
-    /// `maximum`. Returns the number sent and why the row ended. A packet that must be taken with
-    /// [`Channel::take_send_head`] ends the row.
+    /// `maximum`. A packet that must be taken with [`Channel::take_send_head`] ends the row.
     #[inline]
     pub(crate) fn send_row(
         &mut self,
         run: &mut Run<'_>,
         maximum: u32,
         belongs_to_row: impl Fn(Header) -> bool,
-    ) -> (u32, RowEnd) {
-        let Some(slots) = self.state.send_slots() else { return (0, RowEnd::Other) };
+    ) -> RowOutcome {
+        let Some(slots) = self.state.send_slots() else { return RowOutcome::nothing(RowEnd::Other) };
         self.send.send_row(slots, run, maximum, belongs_to_row)
     }
 
@@ -293,8 +318,7 @@ impl Channel {
     }
 
     /// Puts packets that have arrived at a port into the receive FIFO while their header is
-    /// `header`, at most `limit`. The caller must have seen [`Admission::Accept`] for it. Returns
-    /// the number put into the FIFO and why the row ended.
+    /// `header`, at most `limit`. The caller must have seen [`Admission::Accept`] for it.
     #[inline]
     pub(crate) fn put_received_row(
         &mut self,
@@ -302,8 +326,8 @@ impl Channel {
         port: u8,
         limit: u32,
         header: Header,
-    ) -> (u32, RowEnd) {
-        let Some(memory) = self.state.memory() else { return (0, RowEnd::Blocked) };
+    ) -> RowOutcome {
+        let Some(memory) = self.state.memory() else { return RowOutcome::nothing(RowEnd::Blocked) };
         let row = PortRow { ports, port, channel: self.number, limit };
         self.receive.put_row(&memory.receive, row, header, &mut self.events)
     }
@@ -360,9 +384,9 @@ impl Channel {
 
 /// The visible state.
 impl Channel {
-    /// Returns the number of packets in the send and in the receive FIFO, as last seen.
-    pub(crate) fn fill(&self) -> (u32, u32) {
-        (self.send.known_count(), self.receive.count())
+    /// Returns the numbers of packets in the FIFOs, as last seen.
+    pub(crate) fn packet_counts(&self) -> PacketCounts {
+        PacketCounts { send: self.send.known_count(), receive: self.receive.count() }
     }
 
     /// Returns the number of packets that were discarded in the FIFOs.
@@ -373,7 +397,7 @@ impl Channel {
     /// Returns the errors, and the watermarks as of now.
     fn exceptions(&mut self) -> Exceptions {
         let send_count = self.send_count();
-        self.events.exceptions(Fill::of(self.config, &self.receive, &self.send, send_count))
+        self.events.exceptions(FillComparison::of(self.config, &self.receive, &self.send, send_count))
     }
 
     /// Returns the receive exceptions, and clears the errors among them.
@@ -403,8 +427,8 @@ impl Channel {
         self.port.status(&self.receive, send_count)
     }
 
-    /// Stores the words of the mirror that have changed, and notes the watermarks that were
-    /// reached. `enabled` has the exceptions whose watermarks raise an interrupt.
+    /// Stores the words of the mirror that have changed, and requests an interrupt for a watermark
+    /// that was passed. Only the watermarks in `enabled` count.
     #[inline]
     pub(crate) fn publish(&mut self, enabled: Exceptions) {
         if self.is_open() {
@@ -418,7 +442,7 @@ impl Channel {
             return;
         };
         let send_count = send.refresh_count(Some(&memory.send));
-        let exceptions = events.exceptions(Fill::of(*config, receive, send, send_count));
+        let exceptions = events.exceptions(FillComparison::of(*config, receive, send, send_count));
 
         let words = &mut memory.words;
         words.send_head.publish(send.taken());
@@ -430,7 +454,8 @@ impl Channel {
         events.compare_watermarks(exceptions, enabled);
     }
 
-    /// Writes all words of the mirror that do not change with each packet.
+    /// Writes the words of the mirror that do not change with each packet: the node's position,
+    /// the FIFOs' depths, and the presence table.
     fn show_constants(&mut self, config: &TreeConfig, presence: &Presence) {
         let Some(memory) = self.state.memory() else { return };
 
@@ -457,7 +482,7 @@ impl Channel {
 
         memory.publish(mirror_map::PRESENCE + 4 * u64::from(node), word);
         memory.publish(mirror_map::PRESENCE_CHANGES, changes);
-        self.events.note(vector::PRESENCE);
+        self.events.request(vector::PRESENCE);
     }
 
     /// Shows the global interrupt status word in the mirror.

@@ -9,7 +9,10 @@ use nicforge_hwi::{
     tree_dcr::{port, status},
 };
 
-use super::{Channel, FRAMING, QUADS, receive::ReceiveFifo, side::SideItem};
+use super::{Channel, FRAMING, QUAD, QUADS, receive::ReceiveFifo, side::SideItem};
+
+/// Bytes of half a quad, the widest access of a processor that splits quads.
+const HALF: usize = QUAD / 2;
 
 /// The state of a channel's trapped port.
 #[derive(Default)]
@@ -21,14 +24,14 @@ pub(super) struct TrappedPort {
 /// Quads and headers that were pushed and do not make a packet yet.
 #[derive(Default)]
 struct Staged {
-    quads: VecDeque<[u8; 16]>,
+    quads: VecDeque<[u8; QUAD]>,
     headers: VecDeque<u32>,
 }
 
 /// The port's position in the receive FIFO. Headers and payloads are popped on their own.
 ///
-/// The position can be after the head of the FIFO, because software may have freed packets.
-/// [`Popped::in_fifo`] corrects it.
+/// The position can be before the head of the FIFO, because software may have freed packets that
+/// the port has not popped. [`Popped::at_least_head`] corrects it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Popped {
     /// Number of the packet whose header is popped next.
@@ -43,9 +46,9 @@ struct Popped {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct QuadHalves {
     /// A lower half that was written; its upper half is missing.
-    written: Option<[u8; 8]>,
+    written: Option<[u8; HALF]>,
     /// The upper half of a quad whose lower half was read.
-    unread: Option<[u8; 8]>,
+    unread: Option<[u8; HALF]>,
 }
 
 /// Reasons why an access is refused.
@@ -120,7 +123,8 @@ impl Popped {
 }
 
 impl Channel {
-    /// Handles a write to the port.
+    /// Handles a write to the port: of a quad or half a quad to [`port::DI`], or of a header to
+    /// [`port::HI`]. Complete packets move to the send FIFO.
     pub(crate) fn write_port(
         &mut self,
         ports: &mut Ports<'_>,
@@ -129,24 +133,24 @@ impl Channel {
         data: &[u8],
     ) -> Result<(), Refused> {
         match (offset, data.len()) {
-            (port::DI, 16) => {
-                if let Some(quad) = data.first_chunk::<16>() {
+            (port::DI, QUAD) => {
+                if let Some(quad) = data.first_chunk::<QUAD>() {
                     self.push_quad(*quad);
                 }
             }
-            (port::DI, 8) => {
+            (port::DI, HALF) => {
                 // A second lower half in a row: the first one can no longer become complete.
-                let lost = halves.written.take().is_some();
-                halves.written = data.first_chunk::<8>().copied();
-                if lost {
+                let is_first_lost = halves.written.take().is_some();
+                halves.written = data.first_chunk::<HALF>().copied();
+                if is_first_lost {
                     return Err(Refused::Align);
                 }
             }
-            (offset, 8) if offset == port::DI + 8 => {
+            (offset, HALF) if offset == port::DI + HALF as u64 => {
                 let low = halves.written.take().ok_or(Refused::Align)?;
-                let mut quad = [0; 16];
-                quad[..8].copy_from_slice(&low);
-                quad[8..].copy_from_slice(data);
+                let mut quad = [0; QUAD];
+                quad[..HALF].copy_from_slice(&low);
+                quad[HALF..].copy_from_slice(data);
                 self.push_quad(quad);
             }
             (port::HI, 4) => {
@@ -163,7 +167,7 @@ impl Channel {
     }
 
     /// Stages a quad, or sets an overflow exception if the send FIFO has no room.
-    fn push_quad(&mut self, quad: [u8; 16]) {
+    fn push_quad(&mut self, quad: [u8; QUAD]) {
         let held = QUADS * self.send_count() + self.port.staged.quads.len() as u32;
         if held >= QUADS * self.send.depth() {
             self.events.payload_overflow();
@@ -194,7 +198,7 @@ impl Channel {
     /// Appends to the send FIFO the first staged packet, in the buffer `packet`.
     fn form_packet(&mut self, mut packet: Packet) {
         let Staged { quads, headers } = &mut self.port.staged;
-        for (bytes, quad) in packet.bytes_mut().chunks_exact_mut(16).zip(quads.drain(..QUADS as usize)) {
+        for (bytes, quad) in packet.bytes_mut().chunks_exact_mut(QUAD).zip(quads.drain(..QUADS as usize)) {
             bytes.copy_from_slice(&quad);
         }
 
@@ -203,7 +207,8 @@ impl Channel {
         self.append(SideItem::Packet(packet));
     }
 
-    /// Handles a read from the port, except from [`port::SO`].
+    /// Handles a read from the port: of a quad or half a quad from [`port::DR`], of a header, or of
+    /// the status word. The caller handles [`port::SO`].
     pub(crate) fn read_port(
         &mut self,
         halves: &mut QuadHalves,
@@ -211,18 +216,18 @@ impl Channel {
         data: &mut [u8],
     ) -> Result<(), Refused> {
         match (offset, data.len()) {
-            (port::DR, 16) => data.copy_from_slice(&self.pop_quad()?),
-            (port::DR, 8) => {
-                let lost = halves.unread.take().is_some();
+            (port::DR, QUAD) => data.copy_from_slice(&self.pop_quad()?),
+            (port::DR, HALF) => {
+                let is_upper_lost = halves.unread.take().is_some();
                 let quad = self.pop_quad()?;
-                data.copy_from_slice(&quad[..8]);
-                halves.unread = quad.last_chunk::<8>().copied();
+                data.copy_from_slice(&quad[..HALF]);
+                halves.unread = quad.last_chunk::<HALF>().copied();
                 // As for writes: an upper half that was not read is lost.
-                if lost {
+                if is_upper_lost {
                     return Err(Refused::Align);
                 }
             }
-            (offset, 8) if offset == port::DR + 8 => {
+            (offset, HALF) if offset == port::DR + HALF as u64 => {
                 data.copy_from_slice(&halves.unread.take().ok_or(Refused::Align)?);
             }
             (port::HR, 4) => data.copy_from_slice(&self.pop_header()?.to_le_bytes()),
@@ -238,7 +243,7 @@ impl Channel {
     }
 
     /// Takes the next quad out of the receive FIFO, or sets an underflow exception.
-    fn pop_quad(&mut self) -> Result<[u8; 16], Refused> {
+    fn pop_quad(&mut self) -> Result<[u8; QUAD], Refused> {
         self.poll_recv_head();
         let mut popped = self.port.popped.at_least_head(&self.receive);
 

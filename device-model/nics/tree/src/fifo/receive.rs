@@ -3,9 +3,14 @@
 use std::sync::atomic::Ordering;
 
 use nicforge_core::fabric::Ports;
-use nicforge_hwi::tree::{Header, PAYLOAD, vector};
+use nicforge_hwi::tree::{Header, MAX_FIFO_DEPTH, PAYLOAD, vector};
 
-use super::{Admission, RowEnd, events::Events, memory::ReceiveMemory, receivers::Receivers};
+use super::{
+    Admission, RowEnd, RowOutcome,
+    events::Events,
+    memory::{ReceiveMemory, header_of},
+    receivers::Receivers,
+};
 
 /// The receive FIFO of a channel.
 ///
@@ -25,6 +30,7 @@ pub(super) struct ReceiveFifo {
 }
 
 impl ReceiveFifo {
+    /// Returns an empty FIFO of `depth` slots.
     pub(super) fn new(depth: u32, receivers: Receivers) -> Self {
         Self { depth, tail: 0, head: 0, marks: IrqMarks::new(depth), bad_head: None, receivers, discarded: 0 }
     }
@@ -75,7 +81,7 @@ impl ReceiveFifo {
 
     /// Returns the header of packet `number` if that packet is in the FIFO.
     pub(super) fn header(&self, memory: &ReceiveMemory, number: u32) -> Option<Header> {
-        self.contains(number).then(|| Header((memory.slots.control(number) >> 32) as u32))
+        self.contains(number).then(|| header_of(memory.slots.control(number)))
     }
 
     /// Returns whether packet `number` is in the FIFO.
@@ -122,8 +128,7 @@ impl ReceiveFifo {
     }
 
     /// Puts packets that have arrived at a port into the FIFO while their header is `header`. The
-    /// caller must have seen [`Admission::Accept`] for it. Returns the number put into the FIFO and
-    /// why the row ended.
+    /// caller must have seen [`Admission::Accept`] for it.
     #[inline]
     pub(super) fn put_row(
         &mut self,
@@ -131,7 +136,7 @@ impl ReceiveFifo {
         row: PortRow<'_, '_>,
         header: Header,
         events: &mut Events,
-    ) -> (u32, RowEnd) {
+    ) -> RowOutcome {
         let PortRow { ports, port, channel, limit } = row;
         let (mut received, row_header) = (0, u64::from(header.0));
 
@@ -154,15 +159,16 @@ impl ReceiveFifo {
             }
             self.tail = tail;
             if received >= limit {
-                return (received, RowEnd::Other);
+                return RowOutcome { moved: received, end: RowEnd::Other };
             }
 
+            // A packet of the row is left if the FIFO is full. Software may have freed slots since.
             let end = RowEnd::before(ports.peek(port, channel), row_header);
             if end == RowEnd::Blocked {
                 self.poll_head(memory, events);
             }
             if end != RowEnd::Blocked || self.is_full() {
-                return (received, end);
+                return RowOutcome { moved: received, end };
             }
         }
     }
@@ -201,7 +207,7 @@ impl ReceiveFifo {
         }
     }
 
-    /// Frees the slot at the head.
+    /// Frees the slot at the head, and removes its mark.
     pub(super) fn free_one(&mut self) {
         self.marks.note_freed(self.head);
         self.head = self.head.wrapping_add(1);
@@ -233,7 +239,7 @@ pub(super) struct PortRow<'a, 'b> {
 /// `count` is the number of bits set in `slots`.
 struct IrqMarks {
     /// One bit for each slot.
-    slots: [u64; 4],
+    slots: [u64; MAX_FIFO_DEPTH as usize / 64],
     count: u32,
     /// Number of slots minus 1.
     mask: u32,
@@ -242,7 +248,7 @@ struct IrqMarks {
 impl IrqMarks {
     /// Returns the marks of `depth` empty slots.
     fn new(depth: u32) -> Self {
-        Self { slots: [0; 4], count: 0, mask: depth - 1 }
+        Self { slots: [0; MAX_FIFO_DEPTH as usize / 64], count: 0, mask: depth - 1 }
     }
 
     /// Returns the word and the bit in it that mark packet `number`.
@@ -252,15 +258,15 @@ impl IrqMarks {
         ((slot / 64) as usize, 1 << (slot % 64))
     }
 
-    /// Marks the packets from number `first` to the one before `end`, which is an event if there
-    /// are any.
+    /// Marks the packets from number `first` to the one before `end`, and requests the interrupt
+    /// for them.
     fn note_put(&mut self, first: u32, end: u32, events: &mut Events) {
         let mut number = first;
         while number != end {
             let (word, bit) = self.position(number);
             self.slots[word] |= bit;
             self.count += 1;
-            events.note(vector::RECV_IRQ);
+            events.request(vector::RECV_IRQ);
             number = number.wrapping_add(1);
         }
     }

@@ -85,8 +85,8 @@ impl Receivers {
             return false;
         }
 
-        // A packet with the irq bit may be for a live core, such as the acknowledgement that it
-        // waits for. Then the packets after it may be for that core, too.
+        // A packet with the irq bit in the FIFO may be for a live core, such as the acknowledgement
+        // that it waits for. Then the packets after it may be for that core, too.
         if self.reader == Reader::Dead && is_for_reader(header) && irq_count == 0 {
             if memory.lock.load(Ordering::Acquire) == 0 {
                 return false;
@@ -105,6 +105,7 @@ impl Receivers {
 
     /// Returns whether the owner in a lock box is a core without a client.
     fn is_absent_owner(&self, owner: u32) -> bool {
+        // The lower half of the word is the owner's attachment number + 1.
         let core = (owner & 0xffff).wrapping_sub(1);
         core < u32::from(CORES) && self.absent & (1 << core) != 0
     }

@@ -7,8 +7,8 @@ use nicforge_hwi::{
 };
 
 use super::{
-    FRAMING, Head, RowEnd,
-    memory::Ring,
+    FRAMING, RowEnd, RowOutcome, SendHead,
+    memory::{Ring, header_of},
     side::{SideItem, SideQueue},
 };
 
@@ -29,6 +29,7 @@ pub(super) struct SendFifo {
 }
 
 impl SendFifo {
+    /// Returns an empty FIFO of `depth` slots.
     pub(super) fn new(depth: u32) -> Self {
         Self { depth, head: 0, seen: 0, current: None, side: SideQueue::default(), discarded: 0 }
     }
@@ -95,12 +96,12 @@ impl SendFifo {
 
     /// Looks at the first item.
     #[inline]
-    pub(super) fn poll_head(&mut self, slots: Option<&Ring>) -> Head {
+    pub(super) fn poll_head(&mut self, slots: Option<&Ring>) -> SendHead {
         if let Some(item) = self.side.before(self.head) {
             return match item {
-                SideItem::Packet(packet) => Head::Packet(Header(packet.header as u32)),
+                SideItem::Packet(packet) => SendHead::Packet(Header(packet.header as u32)),
                 SideItem::Presence { core, generation } => {
-                    Head::Presence { core: *core, generation: *generation }
+                    SendHead::Presence { core: *core, generation: *generation }
                 }
             };
         }
@@ -110,16 +111,17 @@ impl SendFifo {
         }
 
         match self.current {
-            Some(control) => Head::Packet(Header((control >> 32) as u32)),
+            Some(control) => SendHead::Packet(header_of(control)),
             None => {
+                // No slot from the head on is filled.
                 self.seen = 0;
-                Head::Empty
+                SendHead::Empty
             }
         }
     }
 
     /// Sends packets out of the slots while `belongs_to_row` accepts their headers, at most
-    /// `maximum`. Returns the number sent and why the row ended.
+    /// `maximum`.
     ///
     /// An item of the side queue ends the row, and so does a packet that counts in the injection
     /// checksums: both are moved one by one.
@@ -130,7 +132,7 @@ impl SendFifo {
         run: &mut Run<'_>,
         maximum: u32,
         belongs_to_row: impl Fn(Header) -> bool,
-    ) -> (u32, RowEnd) {
+    ) -> RowOutcome {
         let first = self.head;
         let maximum = self.side.slots_before(first, maximum);
 
@@ -146,7 +148,7 @@ impl SendFifo {
             current = current.or_else(|| slots.holds(number));
             let Some(control) = current else { break RowEnd::Empty };
 
-            let header = Header((control >> 32) as u32);
+            let header = header_of(control);
             if row_header != Some(header) {
                 if header.checksum_mode() != checksum::NONE || !belongs_to_row(header) {
                     break RowEnd::Other;
@@ -173,7 +175,7 @@ impl SendFifo {
         self.head = first.wrapping_add(sent);
         self.seen = if end == RowEnd::Empty { 0 } else { self.seen.saturating_sub(sent) };
 
-        (sent, end)
+        RowOutcome { moved: sent, end }
     }
 
     /// Takes the first packet out of the FIFO. Returns `None` if there is none, or if the packet
@@ -208,7 +210,7 @@ impl SendFifo {
             slots.payload(self.head, payload);
         }
 
-        packet.header = control >> 32;
+        packet.header = header_of(control).0.into();
         packet.framing = FRAMING;
 
         self.pass_slot();

@@ -13,22 +13,24 @@ use super::{
 };
 use crate::{
     alu,
-    fifo::{Admission, Head, RowEnd},
+    fifo::{Admission, RowEnd, RowOutcome, SendHead},
 };
 
 /// The irq bit of a header.
 const IRQ: u32 = Header::point_to_point(0, 0, true).0 & !Header::point_to_point(0, 0, false).0;
 
 impl Router {
-    /// Copies a source's held packet to the targets that have room. Returns 1 if any has taken it,
-    /// and why no more packets of the source were moved.
+    /// Copies a source's held packet to the targets that have room. The packet counts as moved if
+    /// any target has taken it.
     pub(super) fn copy_held(
         &mut self,
         context: &mut RouterContext<'_, '_>,
         channel: usize,
         source: Source,
-    ) -> (u32, RowEnd) {
-        let Some(mut held) = self.held.take(channel, source) else { return (0, RowEnd::Empty) };
+    ) -> RowOutcome {
+        let Some(mut held) = self.held.take(channel, source) else {
+            return RowOutcome::nothing(RowEnd::Empty);
+        };
         let before = held.targets;
 
         if held.targets & TO_LOCAL != 0 {
@@ -49,7 +51,7 @@ impl Router {
             // The last target gets the packet itself.
             if held.targets == bit {
                 self.transmit(context, channel, port, held.packet);
-                return self.single_result(channel, source);
+                return self.end_single(channel, source);
             }
 
             let Ok(copy) = context.ports.copy_packet(&held.packet) else {
@@ -63,41 +65,41 @@ impl Router {
 
         if held.targets == 0 {
             context.ports.recycle(held.packet);
-            return self.single_result(channel, source);
+            return self.end_single(channel, source);
         }
 
         let any_moved = held.targets != before;
         self.held.put(channel, source, held);
-        if any_moved { self.single_result(channel, source) } else { (0, RowEnd::Blocked) }
+        if any_moved { self.end_single(channel, source) } else { RowOutcome::nothing(RowEnd::Blocked) }
     }
 
-    /// Combines the packets of a class once every source of the class has one. `source` is a source
-    /// that has one.
+    /// Combines the first packets of a class's sources into one, once every source has one, and
+    /// sends the result up. `source` is a source that has one.
     pub(super) fn combine(
         &mut self,
         context: &mut RouterContext<'_, '_>,
         channel: usize,
         source: Source,
         class: u32,
-    ) -> (u32, RowEnd) {
+    ) -> RowOutcome {
         if self.held.has(channel, Source::ALU) {
-            return (0, RowEnd::Blocked);
+            return RowOutcome::nothing(RowEnd::Blocked);
         }
 
         let operands = self.routes.operands(class);
         for operand in Source::all().filter(|operand| operands & operand.bit() != 0) {
             if !self.has_operand(context, channel, operand, class) {
-                return (0, RowEnd::Blocked);
+                return RowOutcome::nothing(RowEnd::Blocked);
             }
         }
 
-        // The send FIFO comes first: only taking from it can fail, when the pool has no packet
-        // left.
+        // The send FIFO comes first, because only taking from it can fail: it needs a packet of the
+        // pool. No operand is lost then.
         let mut result: Option<Packet> = None;
         let in_order = std::iter::once(Source::LOCAL).chain(Source::all().take(PORTS));
         for operand in in_order.filter(|operand| operands & operand.bit() != 0) {
             let Some(packet) = self.take_first(context, channel, operand) else {
-                return (0, RowEnd::Starved);
+                return RowOutcome::nothing(RowEnd::Starved);
             };
             result = Some(match result {
                 None => packet,
@@ -105,7 +107,7 @@ impl Router {
             });
         }
 
-        let Some(packet) = result else { return (0, RowEnd::Blocked) };
+        let Some(packet) = result else { return RowOutcome::nothing(RowEnd::Blocked) };
 
         let targets = self.routes.targets_up(class);
         if targets == 0 {
@@ -114,7 +116,7 @@ impl Router {
 
         self.held.put(channel, Source::ALU, HeldPacket { packet, targets });
         let _ = self.copy_held(context, channel, Source::ALU);
-        self.single_result(channel, source)
+        self.end_single(channel, source)
     }
 
     /// Returns whether an operand of the class is first at a source.
@@ -134,8 +136,8 @@ impl Router {
             Some(port) => context.ports.peek(port, channel).map(|packet| packet.header),
             None if !context.injecting => None,
             None => match context.channels[channel].poll_send_head() {
-                Head::Packet(header) => Some(header.0.into()),
-                Head::Empty | Head::Presence { .. } => None,
+                SendHead::Packet(header) => Some(header.0.into()),
+                SendHead::Empty | SendHead::Presence { .. } => None,
             },
         };
 

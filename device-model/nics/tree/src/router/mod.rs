@@ -33,7 +33,7 @@ use self::{
 };
 use crate::{
     config::{ClassRoute, Routes},
-    fifo::{Channel, Head, RowEnd},
+    fifo::{Channel, RowEnd, RowOutcome, SendHead},
     presence::{self, Presence},
 };
 
@@ -77,23 +77,26 @@ pub(crate) struct RouterContext<'a, 'b> {
 
 /// A node's router.
 pub(crate) struct Router {
+    /// Address of the node.
     address: u32,
     routes: RouteTable,
     /// General configuration register.
     rcfg: u32,
+    /// Packets that some of their targets do not have yet.
     held: HeldPackets,
     /// Sources whose first packet waits, one bit for each source.
     blocked: [u8; VCS],
-    /// The source that is served first.
-    first: Source,
-    /// Whether another pass over the sources may find more packets in this step.
-    again: bool,
+    /// The source that is served first. It advances by one in each pass.
+    first_source: Source,
+    /// Whether another pass over the sources may move more packets in this step.
+    needs_another_pass: bool,
     /// Whether a packet could not move because the pool was empty.
     starved: bool,
     pub(crate) counters: [RouterCounters; VCS],
 }
 
 impl Router {
+    /// Returns the router of the node with this address, in the state of power-on.
     pub(crate) fn new(address: u32, routes: &Routes) -> Self {
         Self {
             address,
@@ -101,8 +104,8 @@ impl Router {
             rcfg: 0,
             held: HeldPackets::default(),
             blocked: [0; VCS],
-            first: Source::first_of(1),
-            again: false,
+            first_source: Source::first_of(1),
+            needs_another_pass: false,
             starved: false,
             counters: [RouterCounters::default(); VCS],
         }
@@ -175,7 +178,7 @@ impl Router {
         self.blocked[channel]
     }
 
-    /// Moves about `budget` packets. Returns whether any moved.
+    /// Moves about `budget` packets of all sources. Returns whether any moved.
     #[inline(always)]
     pub(crate) fn run(&mut self, context: &mut RouterContext<'_, '_>, budget: u32) -> bool {
         if self.rcfg & rcfg::MAN != 0 {
@@ -191,12 +194,12 @@ impl Router {
                 self.flush_all_presence(context);
             }
 
-            let active = self.active(context);
+            let active = self.find_active(context);
             if active == [0; VCS] {
                 return moved_any;
             }
 
-            self.again = false;
+            self.needs_another_pass = false;
             let mut moved = 0;
             let [system, user] = active;
             if system != 0 {
@@ -208,7 +211,7 @@ impl Router {
 
             moved_any |= moved > 0;
             remaining = remaining.saturating_sub(moved);
-            if !self.again || remaining == 0 {
+            if !self.needs_another_pass || remaining == 0 {
                 return moved_any;
             }
         }
@@ -229,20 +232,20 @@ impl Router {
         }
 
         let source = Source::first_of(sources);
-        let (moved, end) = self.move_row(context, channel, source, limit);
+        let first_row = self.move_row(context, channel, source, limit);
 
         // No other source has packets, so none waits if this one does not.
-        if end == RowEnd::Empty {
+        if first_row.end == RowEnd::Empty {
             self.blocked[channel] = 0;
-            return moved;
+            return first_row.moved;
         }
-        if moved >= limit {
+        if first_row.moved >= limit {
             self.blocked[channel] = 0;
-            self.again = true;
-            return moved;
+            self.needs_another_pass = true;
+            return first_row.moved;
         }
 
-        self.continue_source(context, channel, source, limit, (moved, end))
+        self.continue_source(context, channel, source, limit, first_row)
     }
 
     /// As [`Router::serve`], for several sources.
@@ -255,21 +258,22 @@ impl Router {
         limit: u32,
     ) -> u32 {
         let (mut sources, mut moved) = (sources, 0);
-        while let Some(source) = Source::in_turn(sources, self.first) {
+        while let Some(source) = Source::in_turn(sources, self.first_source) {
             sources &= !source.bit();
             let row = self.move_row(context, channel, source, limit);
             moved += self.continue_source(context, channel, source, limit, row);
         }
 
         // The next round starts one source further on, so that competing sources alternate.
-        self.first = self.first.next();
+        self.first_source = self.first_source.next();
         moved
     }
 
     /// Returns the sources that have a packet, by virtual channel, one bit for each source. A port
-    /// has one when the head of a packet has arrived.
+    /// has one when the head of a packet has arrived. Sources without one no longer count as
+    /// blocked.
     #[inline]
-    fn active(&mut self, context: &mut RouterContext<'_, '_>) -> [u8; VCS] {
+    fn find_active(&mut self, context: &mut RouterContext<'_, '_>) -> [u8; VCS] {
         let mut active = [VC_SYSTEM, VC_USER].map(|channel| {
             let arrived = context.ports.arrived(channel) | context.ports.heads(channel);
             arrived as u8 & ALL_PORTS
@@ -279,7 +283,7 @@ impl Router {
             *sources |= self.held.mask(channel);
 
             let fifo = &mut context.channels[channel];
-            if context.injecting && fifo.may_send() && fifo.poll_send_head() != Head::Empty {
+            if context.injecting && fifo.may_send() && fifo.poll_send_head() != SendHead::Empty {
                 *sources |= Source::LOCAL.bit();
             }
 
@@ -288,12 +292,12 @@ impl Router {
         active
     }
 
-    /// Moves more packets of a source, up to `limit` together with those of its first row. `in_row`
-    /// and `end` are the result of that row. Returns the number moved in all.
+    /// Moves more packets of a source, up to `limit` together with those of its first row. Returns
+    /// the number moved in all.
     ///
-    /// Two events set [`Router::again`]. A source that reached its limit may have more packets. A
-    /// packet to or from the ALU may let other sources continue. Nothing else in a step of this
-    /// node makes a blocked packet movable.
+    /// Two events set [`Router::needs_another_pass`]. A source that reached its limit may have more
+    /// packets. A packet to or from the ALU may let other sources continue. Nothing else in a step
+    /// of this node makes a blocked packet movable.
     #[inline(never)]
     fn continue_source(
         &mut self,
@@ -301,8 +305,9 @@ impl Router {
         channel: usize,
         source: Source,
         limit: u32,
-        (mut in_row, mut end): (u32, RowEnd),
+        first_row: RowOutcome,
     ) -> u32 {
+        let RowOutcome { moved: mut in_row, mut end } = first_row;
         let mut moved = in_row;
 
         loop {
@@ -311,7 +316,7 @@ impl Router {
             }
 
             if moved >= limit {
-                self.again = true;
+                self.needs_another_pass = true;
                 return moved;
             }
 
@@ -327,7 +332,7 @@ impl Router {
                 RowEnd::Other => {}
             }
 
-            (in_row, end) = self.move_row(context, channel, source, limit - moved);
+            RowOutcome { moved: in_row, end } = self.move_row(context, channel, source, limit - moved);
             moved += in_row;
         }
     }

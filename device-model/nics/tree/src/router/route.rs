@@ -43,6 +43,7 @@ impl Source {
         if self.index() + 1 == Self::COUNT { Self(0) } else { Self(self.0 + 1) }
     }
 
+    /// Returns the source's number.
     #[inline]
     pub(super) fn index(self) -> usize {
         usize::from(self.0)
@@ -94,6 +95,7 @@ pub(super) struct RouteTable {
 }
 
 impl RouteTable {
+    /// Returns the table of a node with these routes. No port counts as connected yet.
     pub(super) fn new(routes: &Routes) -> Self {
         Self { targets: routes.targets.clone(), classes: routes.classes, connected: 0 }
     }
@@ -125,7 +127,7 @@ impl RouteTable {
         self.classes[class] = route;
     }
 
-    /// Decides where a packet of `source` goes. A [`RouteDecision::Port`] has a link.
+    /// Decides where a packet of `source` goes. The port of a [`RouteDecision::Port`] has a link.
     #[inline(always)]
     pub(super) fn route(&self, source: Source, header: u64) -> RouteDecision {
         // A presence symbol has bits above the header's 32.

@@ -14,14 +14,14 @@ use super::{
     held::HeldPacket,
     route::{RouteDecision, Source},
 };
-use crate::fifo::{Admission, Head, RowEnd};
+use crate::fifo::{Admission, RowEnd, RowOutcome, SendHead};
 
 /// The result where a source has no packets.
-const EMPTY: (u32, RowEnd) = (0, RowEnd::Empty);
+const EMPTY: RowOutcome = RowOutcome::nothing(RowEnd::Empty);
 /// The result where the first packet of a source has to wait.
-const BLOCKED: (u32, RowEnd) = (0, RowEnd::Blocked);
+const BLOCKED: RowOutcome = RowOutcome::nothing(RowEnd::Blocked);
 /// The result where the pool has no packet left to carry the first packet of the send FIFO.
-const STARVED: (u32, RowEnd) = (0, RowEnd::Starved);
+const STARVED: RowOutcome = RowOutcome::nothing(RowEnd::Starved);
 
 /// A request to move a row: which packets may move, and through which ports. It fits a register.
 #[derive(Clone, Copy)]
@@ -42,9 +42,7 @@ impl RowRequest {
 }
 
 impl Router {
-    /// Moves packets to the target of the first packet of a source, at most `limit`. Returns the
-    /// number of moved packets and the reason why the row ended. The other methods of this module
-    /// return the same pair.
+    /// Moves the first packets of a source to the target of the very first one, at most `limit`.
     #[inline]
     pub(super) fn move_row(
         &mut self,
@@ -52,7 +50,7 @@ impl Router {
         channel: usize,
         source: Source,
         limit: u32,
-    ) -> (u32, RowEnd) {
+    ) -> RowOutcome {
         if self.held.has(channel, source) {
             return self.copy_held(context, channel, source);
         }
@@ -66,7 +64,7 @@ impl Router {
         }
     }
 
-    /// Returns the ports that only credits can keep a packet from leaving through, one bit for each
+    /// Returns the ports through which a packet may leave if there is a credit, one bit for each
     /// port. A port where a presence symbol waits is not among them, because the symbol goes first.
     #[inline]
     pub(super) fn usable_ports(&self, context: &RouterContext<'_, '_>, channel: usize) -> u8 {
@@ -74,34 +72,36 @@ impl Router {
         if self.rcfg == 0 { usable } else { usable & !self.disabled_targets(channel) }
     }
 
-    /// Moves packets that have arrived at a port. To another port, it also moves packets of which
-    /// only the head has arrived.
+    /// Moves packets that have arrived at a port. Packets for another port move as soon as their
+    /// head has arrived.
     #[inline(never)]
     fn move_port_row(
         &mut self,
         context: &mut RouterContext<'_, '_>,
         port: u8,
         request: RowRequest,
-    ) -> (u32, RowEnd) {
+    ) -> RowOutcome {
         let RowRequest { limit, source, usable_ports, .. } = request;
         let channel = request.channel();
         if self.is_source_disabled(channel, port) {
-            return (0, RowEnd::Other);
+            return RowOutcome::nothing(RowEnd::Other);
         }
 
         let routes = &self.routes;
-        let (mut decision, mut first) = (None, 0);
+        // The header of the packets that were forwarded, or else the decision about the first
+        // packet, and its header.
+        let (mut row_header, mut not_forwarded) = (0, None);
 
-        let forwarded = context.ports.forward_row(port, channel, limit, |packet| {
-            let row_header = packet.header;
-            match routes.route(source, row_header) {
+        let forwarded = context.ports.forward_row(port, channel, limit, |first| {
+            let header = first.header;
+            match routes.route(source, header) {
                 RouteDecision::Port(exit) if usable_ports & (1 << exit) != 0 => {
-                    first = row_header;
+                    row_header = header;
                     // The packets of a stream have equal headers, so one comparison decides.
-                    Some((exit, move |packet: &Packet| packet.header == row_header))
+                    Some((exit, move |packet: &Packet| packet.header == header))
                 }
                 other => {
-                    decision = Some((other, row_header));
+                    not_forwarded = Some((other, header));
                     None
                 }
             }
@@ -110,14 +110,14 @@ impl Router {
         if let Some(ForwardedRow { moved, has_more }) = forwarded {
             self.counters[channel].forwarded += u64::from(moved);
             let end = if has_more {
-                RowEnd::before(context.ports.peek_head(port, channel), first)
+                RowEnd::before(context.ports.peek_head(port, channel), row_header)
             } else {
                 RowEnd::Empty
             };
-            return (moved, end);
+            return RowOutcome { moved, end };
         }
 
-        match decision {
+        match not_forwarded {
             None => EMPTY,
             Some((RouteDecision::Port(_), _)) => BLOCKED,
             // Only the head of the packet has arrived. The tail wakes this node.
@@ -130,7 +130,7 @@ impl Router {
                     context.ports.recycle(packet);
                 }
                 self.update_presence(context, channel, node, presence_word, Some(port));
-                self.single_result(channel, source)
+                self.end_single(channel, source)
             }
             Some((decision, _)) => self.move_one(context, channel, source, decision),
         }
@@ -145,7 +145,7 @@ impl Router {
         port: u8,
         request: RowRequest,
         first: Header,
-    ) -> (u32, RowEnd) {
+    ) -> RowOutcome {
         let (channel, limit) = (request.channel(), request.limit);
         let fifo = &mut context.channels[channel];
 
@@ -156,24 +156,20 @@ impl Router {
                 let dropped =
                     context.ports.take_while(port, channel, limit, |packet| packet.header == row_header);
                 self.counters[channel].discarded += u64::from(dropped);
-                (dropped, RowEnd::Other)
+                RowOutcome { moved: dropped, end: RowEnd::Other }
             }
             Admission::Accept => {
-                let (received, end) = fifo.put_received_row(context.ports, port, limit, first);
-                self.counters[channel].received += u64::from(received);
-                (received, end)
+                let row = fifo.put_received_row(context.ports, port, limit, first);
+                self.counters[channel].received += u64::from(row.moved);
+                row
             }
         }
     }
 
-    /// Moves a row out of the send FIFO. Returns the number of moved packets and the reason why the
-    /// row ended. A presence symbol at the head is processed here, and counts as a row of one.
+    /// Moves a row out of the send FIFO. A presence symbol at the head is processed here, and
+    /// counts as a row of one.
     #[inline(never)]
-    fn move_injected_row(
-        &mut self,
-        context: &mut RouterContext<'_, '_>,
-        request: RowRequest,
-    ) -> (u32, RowEnd) {
+    fn move_injected_row(&mut self, context: &mut RouterContext<'_, '_>, request: RowRequest) -> RowOutcome {
         let RowRequest { source, usable_ports, .. } = request;
         let channel = request.channel();
         if !context.injecting {
@@ -181,13 +177,13 @@ impl Router {
         }
 
         let header = match context.channels[channel].poll_send_head() {
-            Head::Empty => return EMPTY,
-            Head::Packet(header) => header,
-            Head::Presence { core, generation } => {
+            SendHead::Empty => return EMPTY,
+            SendHead::Packet(header) => header,
+            SendHead::Presence { core, generation } => {
                 context.channels[channel].take_presence();
                 let presence_word = context.presence.with_core(channel, self.address, core, generation);
                 self.update_presence(context, channel, self.address, presence_word, None);
-                return self.single_result(channel, source);
+                return self.end_single(channel, source);
             }
         };
 
@@ -215,7 +211,7 @@ impl Router {
         port: u8,
         request: RowRequest,
         first: Header,
-    ) -> (u32, RowEnd) {
+    ) -> RowOutcome {
         let RowRequest { limit, source, .. } = request;
         let channel = request.channel();
 
@@ -224,12 +220,12 @@ impl Router {
             let belongs_to_row = |header: Header| {
                 header == first || routes.route(source, header.0.into()) == RouteDecision::Port(port)
             };
-            let (sent, end) = context.channels[channel].send_row(&mut run, limit, belongs_to_row);
-            if sent > 0 || end != RowEnd::Other {
+            let row = context.channels[channel].send_row(&mut run, limit, belongs_to_row);
+            if row.moved > 0 || row.end != RowEnd::Other {
                 let counters = &mut self.counters[channel];
-                counters.sent += u64::from(sent);
-                counters.forwarded += u64::from(sent);
-                return (sent, end);
+                counters.sent += u64::from(row.moved);
+                counters.forwarded += u64::from(row.moved);
+                return row;
             }
         }
 
@@ -239,14 +235,14 @@ impl Router {
     /// Moves the first packet of the send FIFO to a port: one of the side queue, one with a
     /// checksum, or one for a link that takes time.
     #[inline(never)]
-    fn send_one(&mut self, context: &mut RouterContext<'_, '_>, port: u8, channel: usize) -> (u32, RowEnd) {
+    fn send_one(&mut self, context: &mut RouterContext<'_, '_>, port: u8, channel: usize) -> RowOutcome {
         if !context.ports.ready(port, channel) {
             return BLOCKED;
         }
 
         let Some(packet) = self.take_first(context, channel, Source::LOCAL) else { return STARVED };
         self.transmit(context, channel, port, packet);
-        self.single_result(channel, Source::LOCAL)
+        self.end_single(channel, Source::LOCAL)
     }
 
     /// Moves the first packet of the send FIFO, whose header is `header`, into the receive FIFO.
@@ -255,7 +251,7 @@ impl Router {
         context: &mut RouterContext<'_, '_>,
         channel: usize,
         header: Header,
-    ) -> (u32, RowEnd) {
+    ) -> RowOutcome {
         let admission = context.channels[channel].check_admission(header);
         if admission == Admission::Wait {
             return BLOCKED;
@@ -264,11 +260,11 @@ impl Router {
         let Some(packet) = self.take_first(context, channel, Source::LOCAL) else { return STARVED };
         self.deliver(context, channel, &packet, admission);
         context.ports.recycle(packet);
-        self.single_result(channel, Source::LOCAL)
+        self.end_single(channel, Source::LOCAL)
     }
 
-    /// Moves the first packet of a source when its decision is one that rows do not serve: several
-    /// targets, the ALU, or no target.
+    /// Moves the first packet of a source if it goes to several targets or to the ALU, and drops it
+    /// if it has no target. Such packets do not move in rows.
     #[inline(never)]
     fn move_one(
         &mut self,
@@ -276,7 +272,7 @@ impl Router {
         channel: usize,
         source: Source,
         decision: RouteDecision,
-    ) -> (u32, RowEnd) {
+    ) -> RowOutcome {
         if let RouteDecision::Combine { class } = decision {
             return self.combine(context, channel, source, class);
         }
@@ -284,8 +280,9 @@ impl Router {
         let Some(packet) = self.take_first(context, channel, source) else { return STARVED };
         if let RouteDecision::Several(targets) = decision {
             self.held.put(channel, source, HeldPacket { packet, targets });
+            // A target that has no room now gets its copy later.
             let _ = self.copy_held(context, channel, source);
-            return self.single_result(channel, source);
+            return self.end_single(channel, source);
         }
 
         // The packet has no target.
@@ -294,15 +291,15 @@ impl Router {
         if source == Source::LOCAL {
             context.channels[channel].events.inject_error(pix::ADDR0);
         }
-        self.single_result(channel, source)
+        self.end_single(channel, source)
     }
 
-    /// Returns the result for a packet that was moved alone. It requests another pass over the
+    /// Returns the outcome for a packet that was moved alone. Requests another pass over the
     /// sources if the packet came from the ALU or a packet is still held, since either may let
     /// another source continue.
-    pub(super) fn single_result(&mut self, channel: usize, source: Source) -> (u32, RowEnd) {
-        self.again |= source == Source::ALU || self.held.mask(channel) != 0;
-        (1, RowEnd::Other)
+    pub(super) fn end_single(&mut self, channel: usize, source: Source) -> RowOutcome {
+        self.needs_another_pass |= source == Source::ALU || self.held.mask(channel) != 0;
+        RowOutcome { moved: 1, end: RowEnd::Other }
     }
 
     /// Takes the first packet out of a port or the send FIFO. Returns `None` if the source has
@@ -342,7 +339,8 @@ impl Router {
         }
     }
 
-    /// Sends a packet through a port. The packet is dropped if the port does not accept it.
+    /// Sends a packet through a port. The packet is dropped if the port does not accept it, so the
+    /// caller must have checked that it is ready.
     #[inline]
     pub(super) fn transmit(
         &mut self,

@@ -6,8 +6,8 @@ use super::{Router, RouterContext};
 use crate::presence::SYMBOL_BYTES;
 
 impl Router {
-    /// Records a node's presence word that came from a port, or that this node has set. A new word
-    /// is shown in the mirror and sent through all other ports.
+    /// Records a node's presence word that came from a port (`from`), or that this node has set
+    /// itself (`None`). A new word is shown in the mirror and sent through all other ports.
     pub(super) fn update_presence(
         &mut self,
         context: &mut RouterContext<'_, '_>,
@@ -58,7 +58,7 @@ impl Router {
                 return;
             }
 
-            context.presence.sent(channel, port.into());
+            context.presence.remove_first(channel, port.into());
         }
     }
 }

@@ -45,14 +45,15 @@ impl Topology {
     /// Returns whether a node's route of a class fits the node at the other end of a port.
     fn class_fits(&self, wiring: &Wiring, class: usize, address: usize, port: u8) -> bool {
         let (route, bit) = (self.nodes[address].routes.classes[class], 1u8 << port);
-        let (child, up) = (route.children() & bit != 0, route.up() & bit != 0);
-        if up && (child || route.up() != bit) {
+        let (is_child, is_up) = (route.children() & bit != 0, route.up() & bit != 0);
+        // A node has one parent, which is no child.
+        if is_up && (is_child || route.up() != bit) {
             return false;
         }
 
-        let Some(peer) = wiring.far_end(address as u32, port) else { return !child && !up };
+        let Some(peer) = wiring.far_end(address as u32, port) else { return !is_child && !is_up };
         let (peer_route, peer_bit) = (self.nodes[peer.node as usize].routes.classes[class], 1u8 << peer.port);
-        child == (peer_route.up() & peer_bit != 0) && up == (peer_route.children() & peer_bit != 0)
+        is_child == (peer_route.up() & peer_bit != 0) && is_up == (peer_route.children() & peer_bit != 0)
     }
 
     /// Searches for cycles of waiting among the buffers of the links.

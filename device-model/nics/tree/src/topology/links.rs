@@ -34,6 +34,7 @@ pub(super) fn ports_towards(wiring: &Wiring, target: u32) -> Result<Vec<Option<u
 
     while let Some(node) = queue.pop_front() {
         for (port, peer) in wiring.neighbours(node) {
+            // This is the link by which the search came to the node.
             if found[node as usize] == Some(Some(port)) {
                 continue;
             }

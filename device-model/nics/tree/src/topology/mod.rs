@@ -20,7 +20,7 @@ use nicforge_network::{
 use thiserror::Error;
 
 use self::links::ports_towards;
-use crate::config::{CLASSES, ClassRoute, Route, Routes, TreeConfig};
+use crate::config::{ALL_BARRIERS, CLASSES, ClassRoute, Route, Routes, TreeConfig};
 
 /// Class of all nodes of the machine, root node 0.
 pub const CLASS_ALL: usize = 0;
@@ -216,7 +216,7 @@ impl Topology {
             send_depth: DEFAULT_FIFO_DEPTH,
             recv_depth: DEFAULT_FIFO_DEPTH,
             routes: node.routes.clone(),
-            barriers: if node.pset_rank.is_some() { 0xf } else { 0 },
+            barriers: if node.pset_rank.is_some() { ALL_BARRIERS } else { 0 },
         })
     }
 
@@ -245,7 +245,8 @@ impl Topology {
         self.set_class_of_nodes(class, root, |_| true, is_member)
     }
 
-    /// Sets a class to the nodes of one pset.
+    /// Sets a class to the nodes of one pset, as a tree with `root`. Those for which `is_member`
+    /// holds send and receive.
     fn set_class_within(
         &mut self,
         class: usize,
@@ -256,7 +257,8 @@ impl Topology {
         self.set_class_of_nodes(class, root, |node| node.pset == pset, is_member)
     }
 
-    /// Sets a class to the nodes for which `is_inside` holds.
+    /// Sets a class to the nodes for which `is_inside` holds, as a tree with `root`. Of these
+    /// nodes, those for which `is_member` holds send and receive. The others only pass packets on.
     fn set_class_of_nodes(
         &mut self,
         class: usize,

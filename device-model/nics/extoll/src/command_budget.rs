@@ -48,7 +48,7 @@ struct Waiting {
 
 /// The budget of a card in the present pass.
 #[derive(Debug)]
-pub(crate) struct Work {
+pub(crate) struct CommandBudget {
     /// Visits left in the pass.
     left: u32,
     /// The attachments that wait, each at most once.
@@ -57,13 +57,13 @@ pub(crate) struct Work {
     visits: u64,
 }
 
-impl Default for Work {
+impl Default for CommandBudget {
     fn default() -> Self {
         Self { left: PASS_BUDGET, queue: VecDeque::new(), visits: 0 }
     }
 }
 
-impl Work {
+impl CommandBudget {
     /// Returns whether a command of `attachment` may be carried out now. If not, `attachment` gets
     /// or keeps a position in the queue.
     pub(crate) fn admit(&mut self, attachment: u16) -> bool {
@@ -119,34 +119,34 @@ mod tests {
 
     #[test]
     fn a_pass_has_a_budget_and_completes_its_last_command() {
-        let mut work = Work::default();
+        let mut budget = CommandBudget::default();
 
-        assert!(work.admit(0));
-        work.spend(PASS_BUDGET - 1);
+        assert!(budget.admit(0));
+        budget.spend(PASS_BUDGET - 1);
 
-        assert!(work.admit(1), "something is left");
-        work.spend(5 * PASS_BUDGET);
+        assert!(budget.admit(1), "something is left");
+        budget.spend(5 * PASS_BUDGET);
 
-        assert!(!work.admit(0) && !work.admit(1));
-        assert!(work.end_pass());
-        assert!(work.admit(0));
-        assert_eq!(work.visits(), u64::from(6 * PASS_BUDGET - 1));
+        assert!(!budget.admit(0) && !budget.admit(1));
+        assert!(budget.end_pass());
+        assert!(budget.admit(0));
+        assert_eq!(budget.visits(), u64::from(6 * PASS_BUDGET - 1));
     }
 
     #[test]
     fn the_longest_waiting_attachment_is_admitted_first() {
-        let mut work = Work::default();
+        let mut budget = CommandBudget::default();
         let mut order = Vec::new();
 
         for _ in 0..6 {
             // The attachments retry in the same order in each pass, and 3 always has more.
             for attachment in [3, 3, 1, 2] {
-                if work.admit(attachment) {
-                    work.spend(PASS_BUDGET);
+                if budget.admit(attachment) {
+                    budget.spend(PASS_BUDGET);
                     order.push(attachment);
                 }
             }
-            work.end_pass();
+            budget.end_pass();
         }
 
         assert_eq!(order, [3, 3, 1, 2, 3, 1]);
@@ -154,18 +154,18 @@ mod tests {
 
     #[test]
     fn an_attachment_that_stops_retrying_delays_others_for_few_passes() {
-        let mut work = Work::default();
-        assert!(work.admit(0));
-        work.spend(PASS_BUDGET);
-        assert!(!work.admit(7) && !work.admit(8) && !work.admit(9));
+        let mut budget = CommandBudget::default();
+        assert!(budget.admit(0));
+        budget.spend(PASS_BUDGET);
+        assert!(!budget.admit(7) && !budget.admit(8) && !budget.admit(9));
 
-        work.remove(7);
+        budget.remove(7);
 
         let passes = (0..10).take_while(|_| {
-            work.end_pass();
-            !work.admit(9)
+            budget.end_pass();
+            !budget.admit(9)
         });
         assert_eq!(passes.count(), usize::from(MAX_PASSES_WITHOUT_RETRY));
-        assert!(!work.end_pass(), "no attachment waits");
+        assert!(!budget.end_pass(), "no attachment waits");
     }
 }

@@ -1,11 +1,12 @@
-//! The header of a packet.
+//! Packets: their header, their classes of traffic, and the bytes that they take on a link.
 //!
-//! The fabric carries a packet's header along as a 64-bit word and does not interpret it. On the
-//! wire, header, checksum and framing take [`FRAMING`] bytes, which links count.
+//! The fabric carries a packet's header along as a 64-bit word and does not interpret it. On a
+//! link, header, checksum and framing take [`FRAMING`] bytes, which links count.
 //!
 //! # Bytes on a link
 //!
-//! The paper's Table I lists what a link carries for an MPI message of 8 bytes:
+//! Table I of the EXTOLL paper (H. Fröning and others, *On Achieving High Message Rates*) lists
+//! what a link carries for an MPI message of 8 bytes:
 //!
 //! | bytes | what | where it is here |
 //! | --- | --- | --- |
@@ -29,7 +30,7 @@ pub const FRAMING: u32 = PROTOCOL + GAP;
 
 /// Classes of traffic. Each class has virtual channels of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
+pub enum TrafficClass {
     /// VELO messages, puts, gets, announcements of rings.
     Request = 0,
     /// The data of gets, and the ends of puts. They share a class so that a requester sees ends in
@@ -39,7 +40,7 @@ pub enum Class {
     Completion = 2,
 }
 
-impl Class {
+impl TrafficClass {
     /// All classes, in the order in which they are served: a class that frees resources goes before
     /// one that needs them.
     pub const ALL: [Self; 3] = [Self::Completion, Self::Response, Self::Request];
@@ -48,17 +49,17 @@ impl Class {
 /// Number of lanes of a class: virtual channels for its packets in each direction of a link.
 pub const LANES: usize = 2;
 /// Number of virtual channels of a link.
-pub const CHANNELS: usize = Class::ALL.len() * LANES;
+pub const CHANNELS: usize = TrafficClass::ALL.len() * LANES;
 
 /// Returns the number of the virtual channel of a class and lane.
 #[inline]
-pub const fn channel(class: Class, lane: u8) -> usize {
+pub const fn channel(class: TrafficClass, lane: u8) -> usize {
     class as usize * LANES + (lane as usize & 1)
 }
 
 /// The purpose of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum PacketKind {
     /// A VELO message; the content is the message.
     Velo = 0,
     /// A part of a put.
@@ -68,44 +69,46 @@ pub enum Kind {
     /// Data for a get, or the end of a put.
     Answer = 3,
     /// The end of a get, sent by the requester to the VPID that answered it.
-    Ended = 4,
+    GetEnd = 4,
     /// VELO credit for the receiving card.
-    Credit = 5,
+    CreditReturn = 5,
     /// An announcement that a VPID's ring was enabled or disabled.
-    Directory = 6,
+    RingAnnouncement = 6,
     /// A request for announcements, from a card that was reset.
-    Hello = 7,
+    AnnouncementRequest = 7,
 }
 
-impl Kind {
+impl PacketKind {
     /// Returns the class of this kind.
     #[inline]
-    pub const fn class(self) -> Class {
+    pub const fn class(self) -> TrafficClass {
         match self {
             // An announcement travels after the messages of the VPID that it is about.
-            Self::Velo | Self::Put | Self::Get | Self::Directory | Self::Hello => Class::Request,
-            Self::Answer => Class::Response,
-            Self::Ended | Self::Credit => Class::Completion,
+            Self::Velo | Self::Put | Self::Get | Self::RingAnnouncement | Self::AnnouncementRequest => {
+                TrafficClass::Request
+            }
+            Self::Answer => TrafficClass::Response,
+            Self::GetEnd | Self::CreditReturn => TrafficClass::Completion,
         }
     }
 
     /// Returns whether this kind belongs to RMA.
     #[inline]
     pub const fn is_rma(self) -> bool {
-        matches!(self, Self::Put | Self::Get | Self::Answer | Self::Ended)
+        matches!(self, Self::Put | Self::Get | Self::Answer | Self::GetEnd)
     }
 
-    /// Returns the kind with this number.
+    /// Returns the kind whose number is in the lowest bits of `bits`.
     const fn from_bits(bits: u64) -> Self {
-        match bits & 7 {
+        match bits & KIND_MASK {
             0 => Self::Velo,
             1 => Self::Put,
             2 => Self::Get,
             3 => Self::Answer,
-            4 => Self::Ended,
-            5 => Self::Credit,
-            6 => Self::Directory,
-            _ => Self::Hello,
+            4 => Self::GetEnd,
+            5 => Self::CreditReturn,
+            6 => Self::RingAnnouncement,
+            _ => Self::AnnouncementRequest,
         }
     }
 }
@@ -119,7 +122,32 @@ pub struct Endpoint {
     pub vpid: u16,
 }
 
-/// A packet's header.
+/// Mask of a node id, which is in the lowest bits for the target.
+const NODE_MASK: u64 = 0x7ff;
+/// Lowest bit of the source's node id.
+const SOURCE_NODE_SHIFT: u32 = 11;
+/// Mask of a VPID.
+const VPID_MASK: u64 = 0xff;
+/// Lowest bit of the target's VPID.
+const TARGET_VPID_SHIFT: u32 = 22;
+/// Lowest bit of the source's VPID.
+const SOURCE_VPID_SHIFT: u32 = 30;
+/// Mask of a tag.
+const TAG_MASK: u64 = TAGS as u64 - 1;
+/// Lowest bit of the tag.
+const TAG_SHIFT: u32 = 38;
+/// Mask of the number of quadwords less one.
+const QUADWORDS_MASK: u64 = MAX_QUADWORDS as u64 - 1;
+/// Lowest bit of the number of quadwords less one.
+const QUADWORDS_SHIFT: u32 = 42;
+/// Mask of the kind.
+const KIND_MASK: u64 = 7;
+/// Lowest bit of the kind.
+const KIND_SHIFT: u32 = 45;
+/// Lowest bit of the generation, which has 8 bits.
+const GENERATION_SHIFT: u32 = 48;
+
+/// A packet's header. [`PacketHeader::encode`] gives it the form in which the fabric carries it:
 ///
 /// | bits | field |
 /// | --- | --- |
@@ -132,7 +160,7 @@ pub struct Endpoint {
 /// | 47..45 | kind |
 /// | 55..48 | generation of a receive ring |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wire {
+pub struct PacketHeader {
     /// The receiver.
     pub target: Endpoint,
     /// The sender.
@@ -142,49 +170,55 @@ pub struct Wire {
     /// A VELO message's length in quadwords, 1 to 8.
     pub quadwords: usize,
     /// The purpose of the packet.
-    pub kind: Kind,
+    pub kind: PacketKind,
     /// The generation of the ring that the packet is about: the target VPID's ring for a message,
     /// the source VPID's ring for credit and announcements.
     pub generation: u8,
 }
 
-impl Wire {
+impl PacketHeader {
     /// Returns the header as 64 bits.
     #[inline]
     pub const fn encode(self) -> u64 {
-        (self.target.node as u64 & 0x7ff)
-            | ((self.source.node as u64 & 0x7ff) << 11)
-            | ((self.target.vpid as u64 & 0xff) << 22)
-            | ((self.source.vpid as u64 & 0xff) << 30)
-            | ((self.tag as u64 & (TAGS as u64 - 1)) << 38)
-            | (((self.quadwords as u64).wrapping_sub(1) & (MAX_QUADWORDS as u64 - 1)) << 42)
-            | ((self.kind as u64) << 45)
-            | ((self.generation as u64) << 48)
+        (self.target.node as u64 & NODE_MASK)
+            | ((self.source.node as u64 & NODE_MASK) << SOURCE_NODE_SHIFT)
+            | ((self.target.vpid as u64 & VPID_MASK) << TARGET_VPID_SHIFT)
+            | ((self.source.vpid as u64 & VPID_MASK) << SOURCE_VPID_SHIFT)
+            | ((self.tag as u64 & TAG_MASK) << TAG_SHIFT)
+            | (((self.quadwords as u64).wrapping_sub(1) & QUADWORDS_MASK) << QUADWORDS_SHIFT)
+            | ((self.kind as u64) << KIND_SHIFT)
+            | ((self.generation as u64) << GENERATION_SHIFT)
     }
 
     /// Returns the header that these 64 bits encode.
     #[inline]
     pub const fn decode(bits: u64) -> Self {
         Self {
-            target: Endpoint { node: (bits & 0x7ff) as u32, vpid: ((bits >> 22) & 0xff) as u16 },
-            source: Endpoint { node: ((bits >> 11) & 0x7ff) as u32, vpid: ((bits >> 30) & 0xff) as u16 },
-            tag: ((bits >> 38) & 0xf) as u8,
-            quadwords: ((bits >> 42) & 7) as usize + 1,
-            kind: Kind::from_bits(bits >> 45),
-            generation: (bits >> 48) as u8,
+            target: Endpoint {
+                node: (bits & NODE_MASK) as u32,
+                vpid: ((bits >> TARGET_VPID_SHIFT) & VPID_MASK) as u16,
+            },
+            source: Endpoint {
+                node: ((bits >> SOURCE_NODE_SHIFT) & NODE_MASK) as u32,
+                vpid: ((bits >> SOURCE_VPID_SHIFT) & VPID_MASK) as u16,
+            },
+            tag: ((bits >> TAG_SHIFT) & TAG_MASK) as u8,
+            quadwords: ((bits >> QUADWORDS_SHIFT) & QUADWORDS_MASK) as usize + 1,
+            kind: PacketKind::from_bits(bits >> KIND_SHIFT),
+            generation: (bits >> GENERATION_SHIFT) as u8,
         }
     }
 
     /// Returns whether an encoded header has this kind and target node.
     #[inline]
-    pub const fn is_for(bits: u64, node: u32, kind: Kind) -> bool {
-        bits & (0x7ff | 7 << 45) == node as u64 | (kind as u64) << 45
+    pub const fn is_for(bits: u64, node: u32, kind: PacketKind) -> bool {
+        bits & (NODE_MASK | KIND_MASK << KIND_SHIFT) == node as u64 | (kind as u64) << KIND_SHIFT
     }
 
     /// Returns the target node of an encoded header, the only field that a switch on the way reads.
     #[inline]
     pub const fn target_of(bits: u64) -> u32 {
-        (bits & 0x7ff) as u32
+        (bits & NODE_MASK) as u32
     }
 }
 
@@ -198,23 +232,23 @@ mod tests {
         #[test]
         fn header_round_trips(nodes in (0u32..2048, 0u32..2048), vpids in (0u16..256, 0u16..256),
             tag in 0u8..16, quadwords in 1usize..=8, kind in 0u64..8, generation: u8) {
-            let kind = Kind::from_bits(kind);
+            let kind = PacketKind::from_bits(kind);
             let target = Endpoint { node: nodes.0, vpid: vpids.0 };
             let source = Endpoint { node: nodes.1, vpid: vpids.1 };
-            let wire = Wire { target, source, tag, quadwords, kind, generation };
+            let header = PacketHeader { target, source, tag, quadwords, kind, generation };
 
-            prop_assert_eq!(Wire::decode(wire.encode()), wire);
-            prop_assert_eq!(Wire::target_of(wire.encode()), target.node);
-            prop_assert!(Wire::is_for(wire.encode(), target.node, kind));
-            prop_assert!(!Wire::is_for(wire.encode(), target.node ^ 1, kind));
-            prop_assert!(!Wire::is_for(wire.encode(), target.node, Kind::from_bits(kind as u64 ^ 1)));
+            prop_assert_eq!(PacketHeader::decode(header.encode()), header);
+            prop_assert_eq!(PacketHeader::target_of(header.encode()), target.node);
+            prop_assert!(PacketHeader::is_for(header.encode(), target.node, kind));
+            prop_assert!(!PacketHeader::is_for(header.encode(), target.node ^ 1, kind));
+            prop_assert!(!PacketHeader::is_for(header.encode(), target.node, PacketKind::from_bits(kind as u64 ^ 1)));
         }
     }
 
     #[test]
     fn no_two_channels_of_classes_and_lanes_are_the_same() {
         let mut channels: Vec<_> =
-            Class::ALL.iter().flat_map(|&class| [0, 1].map(|lane| channel(class, lane))).collect();
+            TrafficClass::ALL.iter().flat_map(|&class| [0, 1].map(|lane| channel(class, lane))).collect();
         channels.sort_unstable();
         assert_eq!(channels, (0..CHANNELS).collect::<Vec<_>>());
     }
