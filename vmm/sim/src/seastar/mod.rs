@@ -149,8 +149,10 @@ impl SeaStars {
             });
         }
 
-        // The error of a node comes before that of the run, which it may have caused.
-        let run_result = world.run(LIMIT);
+        // Nodes would wait in vain for one that has failed, so its failure ends the run, and comes
+        // before the run's own error.
+        let has_failed = || outcomes.borrow().iter().any(|(_, outcome)| outcome.is_err());
+        let run_result = world.run_unless(LIMIT, &has_failed);
         let mut results = Vec::new();
         for (node, outcome) in outcomes.take() {
             results.push((node, outcome.map_err(|error| SeaStarsError::Node { node, error })?));
