@@ -74,13 +74,15 @@ pub(super) struct Receiving {
 }
 
 impl State {
-    /// Handles a message that has arrived: matches it at once, or lets it wait behind others.
+    /// Handles a message that has arrived: matches it at once, or lets it wait behind others. A
+    /// reply or an acknowledgement belongs to an operation that has begun, so it never waits.
     pub(super) fn handle_arrival(&mut self, packet: &HeaderPacket, token: u32) -> Result<(), Error> {
         let max_waiting = self.max_waiting;
         let target = usize::from(packet.trusted.target_process);
         let Some(Some(process)) = self.processes.get_mut(target) else { return self.discard(packet, token) };
 
-        if !process.waiting.is_empty() {
+        let ends_operation = matches!(packet.trusted.kind, message::REPLY | message::PORTALS_ACK);
+        if !process.waiting.is_empty() && !ends_operation {
             if process.waiting.len() < max_waiting {
                 process.waiting.push_back(Arrival { packet: *packet, token });
                 return Ok(());
