@@ -311,7 +311,7 @@ impl Endpoint {
         match self.start_receive(handle, selector) {
             Err(error) if self.take_back_receive(handle) => return Err(error),
             // The receive has begun, and its completion will report its own end.
-            Err(error) => self.deferred = Some(error),
+            Err(error) => _ = self.deferred.get_or_insert(error),
             Ok(()) => {}
         }
         Ok(Request(handle))

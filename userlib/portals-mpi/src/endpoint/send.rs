@@ -129,7 +129,7 @@ impl Endpoint {
         let sent = self.objects.put(source, length as u64, &target, id);
         // If the put was not started, the message is not exposed any longer. A receiver that breaks
         // the protocol may have begun to get the message already. The message then counts as sent,
-        // and its memory is free when the get has ended.
+        // also if the card is lost, and its memory is free when the get has ended.
         let is_got = match &exposed {
             Some(exposed) if sent != Ok(true) => !self.objects.unlink(exposed)?,
             _ => false,
@@ -137,7 +137,7 @@ impl Endpoint {
         if sent != Ok(true) && !is_got {
             return sent;
         }
-        let is_put_in_progress = sent?;
+        let is_put_in_progress = matches!(sent, Ok(true));
 
         self.statistics.count_sent(slot.is_some(), protocol);
         let request = if slot.is_some() { None } else { Some(handle) };
