@@ -217,8 +217,8 @@ impl<P: Program + Send + 'static> Family for Networks<P> {
 
     fn columns(&self) -> &'static [CounterColumn] {
         const COLUMNS: &[CounterColumn] = &[
-            CounterColumn::packets("sent", &["sent", "control_sent"]),
-            CounterColumn::packets("received", &["received", "control_received"]),
+            CounterColumn::packets("sent", &["packets_sent"]),
+            CounterColumn::packets("received", &["packets_received"]),
             CounterColumn::new("forwarded", &["forwarded"]),
             CounterColumn::new("dropped", &["dropped"]),
             CounterColumn::new("repeated", &["firmware_repetitions"]),

@@ -75,6 +75,8 @@ pub(crate) struct ReceiveCounters {
     pub(crate) messages: u64,
     /// Control messages.
     pub(crate) control: u64,
+    /// Packets that were taken, of all kinds.
+    pub(crate) packets: u64,
     /// Bytes of data that came in packets behind the header packets.
     pub(crate) bytes: u64,
     /// Messages dropped because all streams were in use.
@@ -289,6 +291,7 @@ impl Receiver {
         };
 
         if is_taken && let Some(packet) = parts.router.take(FIFO, now) {
+            self.counters.packets += 1;
             context.ports().recycle(packet);
         }
         is_taken

@@ -473,6 +473,7 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
             ("bytes_sent", sent.bytes),
             ("bytes_received", received.bytes),
             ("packets_sent", sent.packets),
+            ("packets_received", received.packets),
             ("forwarded", forwarded),
             ("dropped", received.dropped),
             ("stale", received.stale),
