@@ -279,6 +279,8 @@ impl Reception {
         }
         match Fault::from_register(state.fault.load(Ordering::Acquire)) {
             None => Ok(false),
+            // The unit publishes the last tail before the fault.
+            Some(_) if state.available(fifo)? > 0 => Ok(true),
             Some(fault) => Err(Error::ReceptionStopped { fifo, fault }),
         }
     }

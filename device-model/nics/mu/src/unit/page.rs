@@ -128,14 +128,14 @@ impl Subgroup {
         self.page.publish(base + reg::DESCRIPTOR_COUNT, fifo.descriptors_done);
     }
 
-    /// Publishes the registers of a reception FIFO. The tail comes last, after the free space that
-    /// belongs to it.
+    /// Publishes the registers of a reception FIFO. The tail comes after the free space that
+    /// belongs to it, and a fault after the tail of the packets that came before it.
     fn publish_reception(&mut self, index: usize) {
         let base = reg::RECEPTION + index as u64 * reg::FIFO;
         let fifo = &self.reception[index];
-        self.page.publish(base + reg::FAULT, fifo.fault);
         self.page.publish(base + reg::HEAD, fifo.ring.head);
         self.page.publish(base + reg::FREE_SPACE, fifo.ring.free());
         self.page.publish(base + reg::TAIL, fifo.ring.tail);
+        self.page.publish(base + reg::FAULT, fifo.fault);
     }
 }
