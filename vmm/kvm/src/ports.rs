@@ -63,37 +63,33 @@ impl Devices {
     /// Answers a load from an address without memory, of 1 to 8 bytes. An address that nothing
     /// answers reads as ones.
     pub fn memory_read(&self, address: u64, data: &mut [u8]) {
-        if !data.len().is_power_of_two() {
-            // KVM cuts an access that crosses pages in two. A part may have 3, 5, 6 or 7 bytes, for
-            // which devices have no access: they get single bytes.
-            let bytes = (0..).zip(data.chunks_mut(1));
-            return bytes.for_each(|(at, byte)| self.memory_read(address.wrapping_add(at), byte));
-        }
+        self.count_memory_exit(address);
 
-        if ECAM.contains(&address) {
-            count(&self.exits.configuration);
-            self.bus.config_read(address - ECAM.start, data);
-        } else {
-            count(&self.exits.memory);
-            self.bus.read(Space::Memory, address, data);
+        let access_bytes = access_bytes(data.len());
+        for (at, part) in (0..).step_by(access_bytes).zip(data.chunks_mut(access_bytes)) {
+            match address.wrapping_add(at) {
+                address if ECAM.contains(&address) => self.bus.config_read(address - ECAM.start, part),
+                address => self.bus.read(Space::Memory, address, part),
+            }
         }
     }
 
     /// Carries out a store of 1 to 8 bytes to an address without writable memory.
     pub fn memory_write(&self, address: u64, data: &[u8]) {
-        if !data.len().is_power_of_two() {
-            // As in `memory_read`.
-            let bytes = (0..).zip(data.chunks(1));
-            return bytes.for_each(|(at, byte)| self.memory_write(address.wrapping_add(at), byte));
-        }
+        self.count_memory_exit(address);
 
-        if ECAM.contains(&address) {
-            count(&self.exits.configuration);
-            self.bus.config_write(address - ECAM.start, data);
-        } else {
-            count(&self.exits.memory);
-            self.bus.write(Space::Memory, address, data);
+        let access_bytes = access_bytes(data.len());
+        for (at, part) in (0..).step_by(access_bytes).zip(data.chunks(access_bytes)) {
+            match address.wrapping_add(at) {
+                address if ECAM.contains(&address) => self.bus.config_write(address - ECAM.start, part),
+                address => self.bus.write(Space::Memory, address, part),
+            }
         }
+    }
+
+    /// Counts an exit for an access to memory.
+    fn count_memory_exit(&self, address: u64) {
+        count(if ECAM.contains(&address) { &self.exits.configuration } else { &self.exits.memory });
     }
 
     /// Answers a read of 1, 2 or 4 bytes from an I/O port. A port that nothing answers reads as
@@ -125,6 +121,13 @@ impl Devices {
             },
         }
     }
+}
+
+/// Returns the bytes of each access of a device by which a part of a load or store of `length`
+/// bytes is carried out. KVM cuts one that crosses pages in two; a part may have 3, 5, 6 or 7
+/// bytes, for which devices have no access, so they get single bytes.
+fn access_bytes(length: usize) -> usize {
+    if length.is_power_of_two() { length } else { 1 }
 }
 
 /// Returns the serial port's number and the register's number that an I/O port belongs to, if any.
