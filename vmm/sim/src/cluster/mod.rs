@@ -66,6 +66,12 @@ pub enum ClusterError {
         /// The machine's name.
         name: String,
     },
+    /// The machine has SeaStars or Message Units, and the program needs EXTOLL cards.
+    #[error("machine {name} has no EXTOLL cards, which this program needs: add a section [[extoll]]")]
+    NoExtoll {
+        /// The machine's name.
+        name: String,
+    },
     /// A node has fewer VPIDs, processes or subgroups than ranks.
     #[error("node {node} has {vpids} VPIDs, processes or subgroups, too few for {ranks} ranks")]
     Vpids {
@@ -261,7 +267,7 @@ impl Cluster<'_> {
         program: impl Fn(&mut RankEndpoint) -> Result<R, RankError> + 'static,
     ) -> Result<(Vec<R>, Picos), ClusterError> {
         if self.cards != Cards::Extoll {
-            return Err(ClusterError::NoCards { name: self.name.clone() });
+            return Err(ClusterError::NoExtoll { name: self.name.clone() });
         }
         let job = Job::of_nodes(self.nodes.len() as u32, per_node);
         self.start_ranks(per_node, move |site| run_rank(&site, &job, &program))
