@@ -262,7 +262,7 @@ impl LoopEnds {
             // The links are numbered by dimension: even ones lead down, odd ones up.
             let link = half * LINKS_OF_SUBGROUP + number;
             let mut route = PointToPoint::ordered(own);
-            route.fifo_map = fifo_map::EP << link;
+            route.fifo_map = fifo_map::AM >> link;
             route.hints[link / 2] = if link.is_multiple_of(2) { Hint::Minus } else { Hint::Plus };
 
             let counter = area.counter(number)?;
