@@ -146,12 +146,14 @@ pub(super) fn random_access(server: &Served, size: u32, effort: &Effort) -> Resu
 
     // The second pass restores the table, so that wrong words can be counted. It is not timed.
     for pass in 0..2 {
-        let start = Instant::now();
+        let context = pass;
         let updates = endpoints
             .iter_mut()
             .zip(&mut tables)
-            .map(|(endpoint, table)| Updates::new(endpoint, table, pass).context(|| "a rank".into()));
+            .map(|(endpoint, table)| Updates::new(endpoint, table, context).context(|| "a rank".into()));
         let mut updates = updates.collect::<Result<Vec<_>, _>>()?;
+
+        let start = Instant::now();
         drive(&mut updates, Deadline::after(STEP_TIMEOUT), &mut never_sleeping_wait())
             .context(|| "RandomAccess".into())?;
         if pass == 0 {
