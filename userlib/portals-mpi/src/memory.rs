@@ -21,7 +21,7 @@ use crate::{Error, SpaceBytes};
 pub enum Segment {
     /// Data that live as long as the program.
     Data,
-    /// Memory that is is_allocated.
+    /// Memory that is allocated.
     Heap,
     /// Memory of function calls.
     Stack,

@@ -142,7 +142,7 @@ pub fn send_order(mut to: impl Write, order: &impl Serialize) -> std::io::Result
 /// Each order has an answer, one in each line of standard output.
 ///
 /// `ready` is the first answer. `execute` carries an order out, and returns its answer. `failed`
-/// makes an answer from the message of an order that failed.
+/// makes an answer from the message of an order that failed. Returns the exit code of the process.
 ///
 /// # Errors
 /// Returns an error when an order cannot be read, or an answer not be written.

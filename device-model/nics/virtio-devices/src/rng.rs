@@ -146,7 +146,7 @@ impl VirtioRng {
     /// Sends the empty block to the companion, and starts the companion first if there is none.
     fn send_block(&mut self, context: &mut Context<'_>) {
         if self.companion.is_none() {
-            // Without a companion the driver's buffers wait, and a reset tries again.
+            // Without a companion the driver's buffers wait, and the next refill tries again.
             self.companion = context.start_companion(COMPANION, EntropySource::default()).ok();
         }
         let Some(companion) = &mut self.companion else { return };

@@ -86,7 +86,8 @@ pub(crate) struct Router {
     held: HeldPackets,
     /// Sources whose first packet waits, one bit for each source.
     blocked: [u8; VCS],
-    /// The source that is served first. It advances by one in each pass.
+    /// The source that is served first. It advances when several sources have competed for a
+    /// channel.
     first_source: Source,
     /// Whether another pass over the sources may move more packets in this step.
     needs_another_pass: bool,
