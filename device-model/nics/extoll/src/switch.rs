@@ -1,6 +1,6 @@
 //! A card's switch, from six links and the host to six links and the host.
 //!
-//! In: packets of this card ([`Switch::send`]) and packets that have arrived at the links. Out:
+//! In: packets of this card ([`Switch::send_to`]) and packets that have arrived at the links. Out:
 //! packets on links, and packets for this card ([`Switch::next_arrival`], [`Switch::take_packet`]).
 //! Of a transit packet's header, the switch reads only the target node.
 //!
@@ -100,17 +100,8 @@ impl Switch {
         self.forwarded
     }
 
-    /// Sends a packet of this card. Its header is an encoded [`PacketHeader`].
-    ///
-    /// # Errors
-    /// [`Refused`], with the packet.
-    #[inline]
-    pub fn send(&mut self, ports: &mut Ports<'_>, packet: Packet) -> Result<(), Refused> {
-        let header = PacketHeader::decode(packet.header);
-        self.send_to(ports, header.target.node, header.kind.class(), packet)
-    }
-
-    /// As [`Switch::send`], for a caller that knows the target and class.
+    /// Sends a packet of this card to the node `target`. Its header is an encoded [`PacketHeader`]
+    /// with this target, and a kind of this class.
     ///
     /// # Errors
     /// [`Refused`], with the packet.

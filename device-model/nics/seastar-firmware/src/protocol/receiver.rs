@@ -103,13 +103,6 @@ impl Pressure {
         self.abnormal != 0
     }
 
-    /// Returns the place in line that the latest refused sender has.
-    #[must_use]
-    #[inline]
-    pub fn place(self) -> u16 {
-        self.place
-    }
-
     /// Counts a judgement. Returns the place in line that a negative acknowledgement carries: the
     /// sender waits for longer, the larger it is.
     #[inline]
