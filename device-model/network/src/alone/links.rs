@@ -133,7 +133,7 @@ impl Parts<'_> {
         lane.due = due;
         if !lane.has_event {
             lane.has_event = true;
-            self.wheel.add(due, Kind::Arrival(index as u32));
+            self.wheel.add_arrival(due, index as u32);
         }
     }
 
@@ -226,7 +226,7 @@ impl Links for NodeLinks<'_> {
         if tail > self.now {
             lane.due = tail;
             if !std::mem::replace(&mut lane.has_event, true) {
-                self.tables.wheel.add(tail, Kind::Arrival(index as u32));
+                self.tables.wheel.add_arrival(tail, index as u32);
             }
             return false;
         }
@@ -280,7 +280,7 @@ impl Links for NodeLinks<'_> {
 
         if !wire.has_event {
             wire.has_event = true;
-            self.tables.wheel.add_idle(idle_at, wire_of(self.node, port));
+            self.tables.wheel.add(idle_at, Kind::Idle(wire_of(self.node, port)));
         }
         idle_at
     }

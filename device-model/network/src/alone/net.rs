@@ -12,11 +12,11 @@ use nicforge_core::{
 use super::{
     lane::{Lane, Shown},
     links::NodeLinks,
-    wheel::{Event, Kind, Wheel},
+    wheel::{Event, Events, Kind, Wheel},
 };
 
 /// Events between the request for the memory of one and its execution.
-const AHEAD: usize = 6;
+pub(super) const AHEAD: usize = 6;
 /// No lane: the port has no cable.
 pub(super) const NO_LANE: u32 = u32::MAX;
 
@@ -215,22 +215,25 @@ impl Net {
         }
     }
 
-    /// Has the processor load what an event concerns. The tables of a large network are in no
-    /// cache.
+    /// Has the processor load the lane of an arrival. The tables of a large network are in no cache.
     #[inline(always)]
-    fn prefetch_event(&self, event: Event) {
+    pub(super) fn prefetch_lane(&self, lane: u32) {
+        if let Some(lane) = self.tables.lanes.get(lane as usize) {
+            prefetch(lane);
+        }
+    }
+
+    /// Has the processor load what another event concerns.
+    #[inline(always)]
+    fn prefetch_other(&self, event: Event) {
         match event.kind() {
-            Kind::Arrival(lane) | Kind::Credit(lane) => {
-                if let Some(lane) = self.tables.lanes.get(lane as usize) {
-                    prefetch(lane);
-                }
-            }
             Kind::Idle(wire) => {
                 let (node, _) = port_of(wire);
                 if let Some(status) = self.status.get(node as usize) {
                     prefetch(status);
                 }
             }
+            Kind::Arrival(lane) | Kind::Credit(lane) => self.prefetch_lane(lane),
             Kind::Timer(_) => {}
         }
     }
@@ -262,7 +265,7 @@ impl Net {
     /// Returns the events of the next time, if it is at most `limit`, and goes on to that time. The
     /// caller must return the memory: [`Net::recycle_events`].
     #[inline]
-    pub(super) fn take_events(&mut self, limit: Nanos) -> Option<Vec<Event>> {
+    pub(super) fn take_events(&mut self, limit: Nanos) -> Option<Events> {
         let (due, events) = self.tables.wheel.take(limit)?;
         self.go_on_to(due);
         Some(events)
@@ -274,28 +277,25 @@ impl Net {
     }
 
     /// Keeps the memory of events that were carried out.
-    pub(super) fn recycle_events(&mut self, events: Vec<Event>) {
+    pub(super) fn recycle_events(&mut self, events: Events) {
         self.tables.wheel.recycle(events);
     }
 
-    /// Has the processor load what an event concerns which is to be carried out soon.
+    /// Carries out the events of a time that are no arrivals.
     #[inline(always)]
-    pub(super) fn prefetch_ahead(&self, events: &[Event], index: usize) {
-        if let Some(&ahead) = events.get(index + AHEAD) {
-            self.prefetch_event(ahead);
+    pub(super) fn carry_out_others(&mut self, events: &Events) {
+        for &lane in events.arrivals.iter().take(AHEAD) {
+            self.prefetch_lane(lane);
         }
-    }
-
-    /// Carries out an event. Returns the node and its input if a head has arrived at a node that
-    /// has no turn yet.
-    #[inline(always)]
-    pub(super) fn carry_out(&mut self, event: Event) -> Option<(u32, u8)> {
-        match event.kind() {
-            Kind::Arrival(lane) => return self.arrive(lane),
-            Kind::Idle(wire) => self.fall_idle(wire),
-            rare => self.carry_out_rare(rare),
+        for (index, &event) in events.others.iter().enumerate() {
+            if let Some(&ahead) = events.others.get(index + AHEAD) {
+                self.prefetch_other(ahead);
+            }
+            match event.kind() {
+                Kind::Idle(wire) => self.fall_idle(wire),
+                rare => self.carry_out_rare(rare),
+            }
         }
-        None
     }
 
     /// Carries out an event of a kind that is rare.
@@ -312,16 +312,17 @@ impl Net {
         }
     }
 
-    /// Shows the receiver of a lane what has arrived. The event may be that of a former packet.
-    /// Returns the receiver and its input if that is a head, and the receiver has no turn yet.
+    /// Carries out an arrival: shows the receiver of a lane what has arrived. The event may be that
+    /// of a former packet. Returns the receiver and its input if that is a head, and the receiver
+    /// has no turn yet.
     #[inline(always)]
-    fn arrive(&mut self, index: u32) -> Option<(u32, u8)> {
+    pub(super) fn arrive(&mut self, index: u32) -> Option<(u32, u8)> {
         let Tables { lanes, wheel, now, .. } = &mut self.tables;
         let lane = &mut lanes[index as usize];
         if lane.due > *now {
             lane.has_event = lane.due < Nanos::NEVER;
             if lane.has_event {
-                wheel.add(lane.due, Kind::Arrival(index));
+                wheel.add_arrival(lane.due, index);
             }
             return None;
         }
@@ -342,7 +343,7 @@ impl Net {
     }
 
     /// Wakes the sender of a wire that has fallen idle.
-    #[inline]
+    #[inline(always)]
     fn fall_idle(&mut self, index: u32) {
         let (node, port) = port_of(index);
         let status = &mut self.status[node as usize];

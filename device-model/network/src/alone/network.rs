@@ -7,7 +7,10 @@ use nicforge_core::{
 };
 use thiserror::Error;
 
-use super::{links::NodeLinks, net::Net};
+use super::{
+    links::NodeLinks,
+    net::{AHEAD, Net},
+};
 use crate::shape::Cabling;
 
 /// Cache lines at the begin of a node that are loaded before its turn. Routers have most of their
@@ -166,9 +169,13 @@ impl<N: Node> Network<N> {
     pub fn run_until(&mut self, time: Nanos) -> Result<(), Endless> {
         self.run_woken()?;
         while let Some(events) = self.net.take_events(time) {
-            for (index, &event) in events.iter().enumerate() {
-                self.net.prefetch_ahead(&events, index);
-                if let Some((node, input)) = self.net.carry_out(event) {
+            // The nodes that have a turn in any case need not decide on heads ahead of it.
+            self.net.carry_out_others(&events);
+            for (index, &lane) in events.arrivals.iter().enumerate() {
+                if let Some(&ahead) = events.arrivals.get(index + AHEAD) {
+                    self.net.prefetch_lane(ahead);
+                }
+                if let Some((node, input)) = self.net.arrive(lane) {
                     self.show_head(node, input);
                 }
             }
