@@ -187,6 +187,8 @@ fn add_credit_event(lane: &mut Lane, index: usize, wheel: &mut Wheel) {
 impl Links for NodeLinks<'_> {
     type Packet = Parcel;
 
+    const TAKES_TIME: bool = true;
+
     #[inline]
     fn now(&self) -> Nanos {
         self.now

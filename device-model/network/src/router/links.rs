@@ -36,9 +36,8 @@ pub trait Links {
     /// A packet that the caller owns.
     type Packet: RoutedPacket;
 
-    /// Whether [`Links::take_freed`] reports each credit that a port waits for, even if links take
-    /// no time.
-    const REPORTS_CREDITS: bool = false;
+    /// Whether each packet takes time on these links, so that none move in rows.
+    const TAKES_TIME: bool = false;
 
     /// Returns the present time.
     fn now(&self) -> Nanos;
@@ -47,7 +46,8 @@ pub trait Links {
     /// be in both. The bit of a port's virtual channel is [`LinkInput::number`].
     fn arrived_inputs(&self, ports: u8, vcs: u8) -> [Inputs; 2];
 
-    /// Returns a bit mask of the ports at which a wait has ended since the last call.
+    /// Returns a bit mask of the ports at which a wait has ended since the last call: for the wire,
+    /// or for credits.
     fn take_freed(&mut self) -> u64;
 
     /// Returns the route word of the first packet of an input, and its bytes with the framing, if
@@ -180,8 +180,6 @@ fn inputs_of(masks: &[u64; MAX_CHANNELS], ports: u8, vcs: u8) -> Inputs {
 
 impl Links for Ports<'_> {
     type Packet = Packet;
-
-    const REPORTS_CREDITS: bool = true;
 
     #[inline]
     fn now(&self) -> Nanos {

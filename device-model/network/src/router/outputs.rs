@@ -140,10 +140,10 @@ impl Outputs {
 
     /// Lets the ports that were blocked send again, if their wire or their credits may permit it.
     #[inline]
-    pub(super) fn update_blocked<L: Links>(&mut self, rules: &Rules, ports: &mut L) {
+    pub(super) fn update_blocked<L: Links>(&mut self, ports: &mut L) {
         let freed = ports.take_freed();
         self.blocked.busy &= !freed;
-        self.blocked.full &= if L::REPORTS_CREDITS || rules.reports_credits { !freed } else { 0 };
+        self.blocked.full &= !freed;
     }
 
     /// Returns the ports that inputs want and that may send.

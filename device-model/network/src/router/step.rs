@@ -37,14 +37,14 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     #[inline]
     pub fn step<L: Links<Packet = K>>(&mut self, ports: &mut L, budget: u32) -> Outcome {
         self.counters.lacked_packets = false;
-        self.outputs.update_blocked(&self.plan.rules, ports);
+        self.outputs.update_blocked(ports);
 
         let mut moved = 0;
         self.heads.exposed = 0;
         let mut new = self.new_inputs(ports);
         let has_more = loop {
             let before = moved;
-            if self.plan.rules.has_rows && (new != 0 || self.outputs.open() != 0) {
+            if !L::TAKES_TIME && self.plan.rules.has_rows && (new != 0 || self.outputs.open() != 0) {
                 let (packets, others) = self.move_rows(ports, new, budget.saturating_sub(moved).max(1));
                 (moved, new) = (moved + packets, others);
             }
@@ -85,7 +85,7 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     pub fn arrive<L: Links<Packet = K>>(&mut self, ports: &mut L, input: u8) -> bool {
         let (layout, input) = (&self.plan.layout, usize::from(input));
         let is_decided = input >= layout.links || self.heads.decided >> input & 1 == 1;
-        if self.plan.rules.has_rows || self.policy.has_candidates() || is_decided {
+        if (!L::TAKES_TIME && self.plan.rules.has_rows) || self.policy.has_candidates() || is_decided {
             return true;
         }
 
