@@ -128,13 +128,21 @@ impl Lane {
         if self.shown == Shown::Nothing { None } else { self.slots.get(self.place(self.first)) }
     }
 
-    /// Removes the first packet, whose credits are back at `due`. Returns the time at which the
-    /// head of the next one arrives.
+    /// Returns the first packet as [`Lane::shown_first`] does, and its place.
     #[inline(always)]
-    pub(super) fn pop(&mut self, due: Nanos) -> Option<Nanos> {
+    pub(super) fn shown_place(&self) -> Option<(usize, &Parcel)> {
+        let place = self.place(self.first);
+        if self.shown == Shown::Nothing { None } else { self.slots.get(place).map(|parcel| (place, parcel)) }
+    }
+
+    /// Removes the first packet, which is at a place ([`Lane::shown_place`]), and whose credits are
+    /// back at `due`. Returns the time at which the head of the next one arrives, or
+    /// [`Nanos::NEVER`] if there is none.
+    #[inline(always)]
+    pub(super) fn pop(&mut self, place: usize, due: Nanos) -> Nanos {
         self.shown = Shown::Nothing;
         self.due = Nanos::NEVER;
-        let (first, place) = (self.first, self.place(self.first));
+        let first = self.first;
         if let Some(slot) = self.slots.get_mut(place) {
             slot.head = due;
         }
@@ -146,7 +154,10 @@ impl Lane {
 
         let next = first.wrapping_add(1);
         self.first = next;
-        if next == self.end { None } else { self.slots.get(self.place(next)).map(|next| next.head) }
+        if next == self.end {
+            return Nanos::NEVER;
+        }
+        self.slots.get(self.place(next)).map_or(Nanos::NEVER, |next| next.head)
     }
 
     /// Moves the return at the first place, which is the latest one, to its place in order of time.

@@ -75,7 +75,7 @@ impl NodeLinks<'_> {
         let (now, out) = (self.now, self.lane_out(port, vc));
         let (lanes, mut parts) = self.parts(port)?;
         let [lane, out_lane] = lanes.get_disjoint_mut([from, out]).ok()?;
-        let parcel = lane.shown_first()?;
+        let (place, parcel) = lane.shown_place()?;
         let credits = parcel.credits;
 
         let needed = credits.max(least);
@@ -84,8 +84,11 @@ impl NodeLinks<'_> {
         }
 
         let tail = if parcel.tail > now { parcel.tail } else { Nanos::ZERO };
-        let end = parts.transmit(out_lane, out, parcel, credits, tail);
-        Some(parts.pop(lane, from, end))
+        let parcel = parts.transmit(parcel, tail);
+        // The credits take as long as the tail: both leave when the transmission ends.
+        let has_next = parts.pop(lane, (from, place), parcel.tail);
+        parts.push(out_lane, out, parcel);
+        Some(has_next)
     }
 }
 
@@ -100,31 +103,25 @@ struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    /// Removes the first packet of a lane in, which leaves the buffer at `end`, and shows the head
-    /// of the next one. Returns whether that can be seen now.
+    /// Removes the first packet of a lane in, at its place, whose credits are back at `due`, and
+    /// shows the head of the next one. Returns whether that can be seen now.
     #[inline(always)]
-    fn pop(&mut self, lane: &mut Lane, index: usize, end: Nanos) -> bool {
+    fn pop(&mut self, lane: &mut Lane, (index, place): (usize, usize), due: Nanos) -> bool {
         let bit = 1 << (lane.input % 64);
-        let next = lane.pop(end.after(self.properties.delay));
+        let next = lane.pop(place, due);
         watch_credits(lane, index, self.wheel);
 
         self.marks.whole &= !bit;
-        match next {
-            Some(due) if due <= self.now => {
-                lane.shown = Shown::Head;
-                self.marks.heads |= bit;
-                true
-            }
-            Some(due) => {
-                self.marks.heads &= !bit;
-                self.show_at(lane, index, due);
-                false
-            }
-            None => {
-                self.marks.heads &= !bit;
-                false
-            }
+        if next <= self.now {
+            lane.shown = Shown::Head;
+            self.marks.heads |= bit;
+            return true;
         }
+        self.marks.heads &= !bit;
+        if next < Nanos::NEVER {
+            self.show_at(lane, index, next);
+        }
+        false
     }
 
     /// Has a part of a lane's first packet shown to the receiver at a time.
@@ -137,33 +134,29 @@ impl Parts<'_> {
         }
     }
 
-    /// Transmits a packet over a lane that has the credits. The packet's tail comes in at `tail`,
-    /// or has arrived. Returns the time at which it has left.
+    /// Transmits a packet over the wire. The packet's tail comes in at `tail`, or has arrived.
+    /// Returns the packet with the times at which it arrives.
     #[inline(always)]
-    fn transmit(
-        &mut self,
-        lane: &mut Lane,
-        index: usize,
-        parcel: &Parcel,
-        credits: u32,
-        tail: Nanos,
-    ) -> Nanos {
+    fn transmit(&mut self, parcel: &Parcel, tail: Nanos) -> Parcel {
         let start = self.wire.busy_until.from(self.now, true);
         let (passage, busy_until) = self.properties.speed.transmit_alike(start, parcel.bytes.into(), tail);
         self.wire.busy_until = busy_until;
-
-        // A wire carries one packet after the other, so that they arrive in their order.
-        let (head, tail) = (passage.head, passage.tail);
-        let is_only = lane.push(Parcel { head, tail, credits, ..*parcel }, self.now);
         self.marks.sent += 1;
-        if is_only {
+        Parcel { head: passage.head, tail: passage.tail, ..*parcel }
+    }
+
+    /// Adds a packet to a lane out that has the credits. A wire carries one packet after the other,
+    /// so that they arrive in their order.
+    #[inline(always)]
+    fn push(&mut self, lane: &mut Lane, index: usize, parcel: Parcel) {
+        let head = parcel.head;
+        if lane.push(parcel, self.now) {
             self.show_at(lane, index, head);
         }
         if lane.is_watched() {
             lane.credits_after_returns(self.now);
             watch_credits(lane, index, self.wheel);
         }
-        passage.end
     }
 }
 
@@ -319,7 +312,8 @@ impl Links for NodeLinks<'_> {
 
         let Some((lanes, mut parts)) = self.parts(to.port) else { return Err(parcel) };
         let Some(lane) = lanes.get_mut(out) else { return Err(parcel) };
-        parts.transmit(lane, out, &parcel, credits, Nanos::ZERO);
+        let parcel = parts.transmit(&Parcel { credits, ..parcel }, Nanos::ZERO);
+        parts.push(lane, out, parcel);
         Ok(())
     }
 
@@ -328,8 +322,9 @@ impl Links for NodeLinks<'_> {
         let (index, now) = (self.lane_in(port, vc.into()), self.now);
         let (lanes, mut parts) = self.parts(port)?;
         let lane = lanes.get_mut(index).filter(|lane| lane.shown == Shown::Whole)?;
-        let parcel = *lane.shown_first()?;
-        parts.pop(lane, index, now);
+        let (place, &parcel) = lane.shown_place()?;
+        let due = now.after(parts.properties.delay);
+        parts.pop(lane, (index, place), due);
         Some(parcel)
     }
 
