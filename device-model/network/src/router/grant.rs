@@ -3,9 +3,9 @@
 use nicforge_core::fabric::PortChannel;
 
 use super::{
-    Candidates, Decision, Exit, Links, Policy, Room, RoutedPacket, Router, Source, Targets,
+    Candidates, Decision, Exit, Links, MAX_INPUTS, Policy, Room, RoutedPacket, Router, Source, Targets,
     heads::Heads,
-    outputs::{Choice, Outputs},
+    outputs::Choice,
     plan::Plan,
     requests::{Inputs, bits},
 };
@@ -69,41 +69,68 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     /// inputs. Most packets of a busy network take this path.
     #[inline(always)]
     fn send_fixed<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
-        let Outputs { ports: outputs, wanted, through_ratio, .. } = &mut self.outputs;
-        let Some(output) = outputs.get_mut(usize::from(port)) else { return false };
+        let Some(output) = self.outputs.ports.get(usize::from(port)) else { return false };
         let requesting = output.requests.fixed;
-        let choice = if requesting & requesting.wrapping_sub(1) == 0 {
-            Choice::only(&self.plan.rules, requesting.trailing_zeros() as usize)
-        } else {
-            output.choose(&self.plan.rules, requesting, *through_ratio)
-        };
-
-        let input = usize::from(choice.input);
-        // The table names the port only if it is the one exit of the packet.
-        let exit = self.heads.exits.of(input);
-        if exit.port != port {
-            return false;
+        if requesting & requesting.wrapping_sub(1) != 0 {
+            return self.send_chosen(ports, port, requesting);
         }
-        let vc = exit.vc;
+
+        // Nothing but the input has to be kept while the packet is sent.
+        let input = requesting.trailing_zeros() as usize % MAX_INPUTS;
+        let Some(vc) = self.fixed_vc(input, port) else { return false };
+        if self.plan.rules.injection >> input & 1 == 1 {
+            return self.send_fixed_injected(ports, input, (port, vc));
+        }
+        self.forward_fixed(ports, input, (port, vc), false)
+    }
+
+    /// Sends the packet of one of several inputs as [`Router::send_fixed`] does.
+    #[inline(always)]
+    fn send_chosen<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8, requesting: Inputs) -> bool {
+        let Choice { input, is_injected, competes, .. } =
+            self.outputs.choose(&self.plan.rules, requesting, port);
+        let input = usize::from(input) % MAX_INPUTS;
+        let Some(vc) = self.fixed_vc(input, port) else { return false };
         // An input without room has no part in the choice. That makes a difference only if none of
         // those that the choice competes with has room.
-        if self.plan.tracked.has(vc.into())
-            || (choice.competes
-                && !competes_with_room(&self.plan, &self.heads, ports, port, (requesting, choice)))
-        {
+        if competes && !competes_with_room(&self.plan, &self.heads, ports, port, (requesting, is_injected)) {
             return false;
         }
 
-        let to = PortChannel { port, channel: vc.into() };
-        if choice.is_injected {
-            return self.send_fixed_injected(ports, choice, to);
+        if is_injected {
+            return self.send_fixed_injected(ports, input, (port, vc));
         }
-        let (from, least) = (self.plan.layout.link_input(input), self.plan.longest_credits);
-        let Some(has_next) = ports.forward_within(from, to, least) else { return false };
+        self.forward_fixed(ports, input, (port, vc), competes)
+    }
+
+    /// Returns the virtual channel of the first packet of an input, if a port is its one exit, and
+    /// the virtual channel is without the bubble rule.
+    #[inline(always)]
+    fn fixed_vc(&self, input: usize, port: u8) -> Option<u8> {
+        // The table names the port only if it is the one exit of the packet.
+        let exit = self.heads.exits.of(input);
+        (exit.port == port && !self.plan.tracked.has(exit.vc.into())).then_some(exit.vc)
+    }
+
+    /// Forwards the chosen packet of a virtual channel as [`Router::send_fixed`] does.
+    #[inline(always)]
+    fn forward_fixed<L: Links<Packet = K>>(
+        &mut self,
+        ports: &mut L,
+        input: usize,
+        (port, vc): (u8, u8),
+        competes: bool,
+    ) -> bool {
+        let from = self.plan.layout.link_input(input);
+        let to = PortChannel { port, channel: vc.into() };
+        let Some(has_next) = ports.forward_within(from, to, self.plan.longest_credits) else { return false };
 
         self.heads.exposed |= Inputs::from(has_next) << input;
-        if output.remove_sent(choice) {
-            *wanted &= !(1 << port);
+        let priority = self.plan.rules.priority(input);
+        if let Some(output) = self.outputs.ports.get_mut(usize::from(port)) {
+            output.count_through(input as u8, priority, competes);
+            let is_last = output.remove_fixed(input);
+            self.outputs.wanted &= !(u64::from(is_last) << port);
         }
         self.heads.leave(input, ports.now());
         true
@@ -114,19 +141,21 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     fn send_fixed_injected<L: Links<Packet = K>>(
         &mut self,
         ports: &mut L,
-        choice: Choice,
-        to: PortChannel,
+        input: usize,
+        (port, vc): (u8, u8),
     ) -> bool {
-        let (input, vc) = (usize::from(choice.input), to.channel as u8);
         let source = self.plan.layout.source(input);
         let Source::Injection { fifo } = source else { return false };
-        if !ports.update_room(to.port, vc, self.plan.longest_credits) || !self.send_injected(ports, fifo, to)
-        {
+        let to = PortChannel { port, channel: vc.into() };
+        if !ports.update_room(port, vc, self.plan.longest_credits) || !self.send_injected(ports, fifo, to) {
             return false;
         }
 
-        if self.outputs.ports[usize::from(to.port)].remove_sent(choice) {
-            self.outputs.wanted &= !(1 << to.port);
+        let priority = self.plan.rules.priority(input);
+        if let Some(output) = self.outputs.ports.get_mut(usize::from(port)) {
+            output.count_injected(input as u8, priority);
+            let is_last = output.remove_fixed(input);
+            self.outputs.wanted &= !(u64::from(is_last) << port);
         }
         self.heads.leave(input, ports.now());
         self.show_next_injected(source, input, ports.now());
@@ -479,11 +508,11 @@ fn competes_with_room<L: Links>(
     heads: &Heads,
     ports: &mut L,
     port: u8,
-    (requesting, choice): (Inputs, Choice),
+    (requesting, is_injected): (Inputs, bool),
 ) -> bool {
     let rules = &plan.rules;
     let (_, first) = rules.highest(requesting);
-    let others = if choice.is_injected { first & !rules.injection } else { first & rules.injection };
+    let others = if is_injected { first & !rules.injection } else { first & rules.injection };
     bits(others).any(|input| {
         let exit = heads.single_exit(input.into());
         exit.is_some_and(|exit| {
