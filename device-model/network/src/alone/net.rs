@@ -154,7 +154,7 @@ impl Net {
         Self {
             tables: Tables { properties, lanes: lanes.collect(), wheel: Wheel::new(), now: Nanos::ZERO },
             status: status.collect(),
-            woken: Vec::with_capacity(nodes),
+            woken: Vec::with_capacity(nodes + 2),
         }
     }
 

@@ -203,32 +203,36 @@ impl<N: Node> Network<N> {
     /// Runs the turns of all woken nodes.
     fn run_woken(&mut self) -> Result<(), Endless> {
         std::mem::swap(&mut self.turns, &mut self.net.woken);
-        let turns = std::mem::take(&mut self.turns);
-        for (index, &number) in turns.iter().enumerate() {
-            self.prefetch(&turns[index..]);
+        let mut turns = std::mem::take(&mut self.turns);
+        let Some(&last) = turns.last() else {
+            self.turns = turns;
+            return Ok(());
+        };
+
+        // Each turn has two behind it then, whose memory is loaded meanwhile.
+        turns.extend([last; 2]);
+        for (index, window) in turns.windows(3).enumerate() {
+            let &[number, next, ahead] = window else { continue };
+            self.prefetch(next, ahead);
             if let Err(endless) = self.run_node(number) {
-                self.net.postpone(&turns[index..]);
+                self.net.postpone(&turns[index..turns.len() - 2]);
                 return Err(endless);
             }
         }
 
+        turns.clear();
         self.turns = turns;
-        self.turns.clear();
         Ok(())
     }
 
-    /// Has the processor load what the turns after the first of some need.
+    /// Has the processor load what the next turn needs, and the one after that.
     #[inline(always)]
-    fn prefetch(&self, turns: &[u32]) {
-        if let Some(&ahead) = turns.get(2)
-            && let Some(node) = self.nodes.get(ahead as usize)
-        {
+    fn prefetch(&self, next: u32, ahead: u32) {
+        if let Some(node) = self.nodes.get(ahead as usize) {
             prefetch_lines::<NODE_LINES, _>(node);
             self.net.prefetch_node(ahead);
         }
-        if let Some(&next) = turns.get(1)
-            && let Some(node) = self.nodes.get(next as usize)
-        {
+        if let Some(node) = self.nodes.get(next as usize) {
             let (arrived, freed) = self.net.waits_ended(next);
             node.prefetch(arrived, freed);
         }
