@@ -301,6 +301,7 @@ impl Links for NodeLinks<'_> {
         )
     }
 
+    #[inline(always)]
     fn send(&mut self, to: PortChannel, parcel: Parcel) -> Result<(), Parcel> {
         let out = self.lane_out(to.port, to.channel);
         let credits = self.tables.properties.unit.needed(parcel.bytes.into());
