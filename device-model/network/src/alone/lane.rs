@@ -248,9 +248,15 @@ impl Lane {
     /// that, which has come before.
     #[inline(always)]
     pub(super) fn count_returns(&mut self, now: Nanos) {
-        while let Some(credits) = self.take_return(now) {
-            self.credits += credits;
+        let (mut oldest, mut credits) = (self.oldest, self.credits);
+        while oldest != self.first
+            && let Some(back) = self.slots.get(self.place(oldest))
+            && back.head <= now
+        {
+            credits += back.credits;
+            oldest = oldest.wrapping_add(1);
         }
+        (self.oldest, self.credits) = (oldest, credits);
     }
 
     /// Counts the credits that are back at `now`, and returns those that the sender has.

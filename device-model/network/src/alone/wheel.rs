@@ -96,48 +96,44 @@ impl Wheel {
     /// [`Wheel::take`].
     #[inline(always)]
     pub(super) fn add_arrival(&mut self, due: Nanos, lane: u32) {
-        let Some(slot) = self.slot(due) else { return self.add_far(due, Event::new(Kind::Arrival(lane))) };
-        if self.arrivals[slot].len() == self.arrivals[slot].capacity() {
-            self.make_room(slot);
+        let arrivals = &mut self.arrivals[due.0 as usize % SLOTS];
+        if due.0.wrapping_sub(self.base) < SLOTS as u64 && arrivals.len() < arrivals.capacity() {
+            arrivals.push(lane);
+        } else {
+            self.add_with_room(due, Event::new(Kind::Arrival(lane)));
         }
-        self.arrivals[slot].push(lane);
     }
 
     /// Adds an event of another kind, as [`Wheel::add_arrival`] does.
     #[inline(never)]
     pub(super) fn add(&mut self, due: Nanos, kind: Kind) {
         let event = Event::new(kind);
-        let Some(slot) = self.slot(due) else { return self.add_far(due, event) };
-        if self.others[slot].len() == self.others[slot].capacity() {
-            self.make_room(slot);
+        let others = &mut self.others[due.0 as usize % SLOTS];
+        if due.0.wrapping_sub(self.base) < SLOTS as u64 && others.len() < others.capacity() {
+            others.push(event);
+        } else {
+            self.add_with_room(due, event);
         }
-        self.others[slot].push(event);
     }
 
-    /// Returns the slot of a time, if that is on the wheel.
-    #[inline(always)]
-    fn slot(&self, time: Nanos) -> Option<usize> {
-        (time.0.wrapping_sub(self.base) < SLOTS as u64).then_some(time.0 as usize % SLOTS)
-    }
-
-    /// Makes room for another event in a slot.
+    /// Adds an event for which the wheel has no room yet.
     #[cold]
     #[inline(never)]
-    fn make_room(&mut self, slot: usize) {
+    fn add_with_room(&mut self, due: Nanos, event: Event) {
+        if due.0.wrapping_sub(self.base) >= SLOTS as u64 {
+            return self.far.push(Reverse((due.0, event)));
+        }
+
+        let slot = due.0 as usize % SLOTS;
         let (arrivals, others) = (&mut self.arrivals[slot], &mut self.others[slot]);
         if arrivals.is_empty() && others.is_empty() {
             Events { arrivals: *arrivals, others: *others } = self.spare.pop().unwrap_or_default();
             self.occupied.insert(slot);
         }
-        arrivals.reserve(1);
-        others.reserve(1);
-    }
-
-    /// Adds an event that is not on the wheel.
-    #[cold]
-    #[inline(never)]
-    fn add_far(&mut self, time: Nanos, event: Event) {
-        self.far.push(Reverse((time.0, event)));
+        match event.kind() {
+            Kind::Arrival(lane) => arrivals.push(lane),
+            _ => others.push(event),
+        }
     }
 
     /// Returns the events of the next time, and that time, if it is at most `limit`. The caller
