@@ -39,7 +39,7 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     }
 
     /// Returns whether the wire of a port is idle. The function is woken when it falls idle.
-    #[inline]
+    #[inline(always)]
     pub(super) fn await_output<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
         let idle_at = ports.await_wire(port);
         let is_idle = idle_at <= ports.now();
