@@ -1,6 +1,9 @@
 //! The links of a network as a node sees them.
 
-use nicforge_core::{fabric::PortChannel, time::Nanos};
+use nicforge_core::{
+    fabric::{PortChannel, timing::WireSpeed},
+    time::Nanos,
+};
 
 use super::{
     lane::{Lane, Parcel, Shown},
@@ -58,22 +61,14 @@ impl NodeLinks<'_> {
         false
     }
 
-    /// Returns the lanes, and what else a packet concerns that leaves by a port.
-    #[inline(always)]
-    fn parts(&mut self, port: u8) -> Option<(&mut [Lane], Parts<'_>)> {
-        let NodeStatus { wires, marks, .. } = self.status;
-        let wire = wires.get_mut(usize::from(port))?;
-        let Tables { properties, lanes, wheel, .. } = self.tables;
-        let parts = Parts { properties, wire, marks, wheel, now: self.now };
-        Some((lanes, parts))
-    }
-
     /// Forwards the first packet of a lane to another lane, if that has `least` credits or more.
     /// Returns whether another head can be seen then.
     #[inline(never)]
     fn forward_lane(&mut self, from: usize, port: u8, vc: usize, least: u32) -> Option<bool> {
         let (now, out) = (self.now, self.lane_out(port, vc));
-        let (lanes, mut parts) = self.parts(port)?;
+        let NodeStatus { wires, marks, .. } = self.status;
+        let wire = wires.get_mut(usize::from(port))?;
+        let Tables { properties, lanes, wheel, .. } = self.tables;
         let [lane, out_lane] = lanes.get_disjoint_mut([from, out]).ok()?;
         let (place, parcel) = lane.shown_place()?;
         let credits = parcel.credits;
@@ -84,25 +79,47 @@ impl NodeLinks<'_> {
         }
 
         let tail = if parcel.tail > now { parcel.tail } else { Nanos::ZERO };
-        let parcel = parts.transmit(parcel, tail);
+        let parcel = wire.transmit(&properties.speed, parcel, tail, now);
+        let mut shown = ShownLanes { marks, wheel, now };
         // The credits take as long as the tail: both leave when the transmission ends.
-        let has_next = parts.pop(lane, (from, place), parcel.tail);
-        parts.push(out_lane, out, parcel);
+        let has_next = shown.pop(lane, (from, place), parcel.tail);
+        shown.push(out_lane, out, parcel);
         Some(has_next)
+    }
+
+    /// Takes the first packet of a lane, if it is shown as a whole. Returns whether another head
+    /// can be seen then.
+    #[inline(always)]
+    fn take_lane(&mut self, index: usize) -> Option<(Parcel, bool)> {
+        let due = self.now.after(self.tables.properties.delay);
+        let Tables { lanes, wheel, .. } = self.tables;
+        let lane = lanes.get_mut(index).filter(|lane| lane.shown == Shown::Whole)?;
+        let (place, &parcel) = lane.shown_place()?;
+        let mut shown = ShownLanes { marks: &mut self.status.marks, wheel, now: self.now };
+        Some((parcel, shown.pop(lane, (index, place), due)))
     }
 }
 
-/// The parts of a network that a packet concerns which a node forwards, sends or takes.
-struct Parts<'a> {
-    properties: &'a LinkProperties,
-    /// The wire out.
-    wire: &'a mut Wire,
+impl Wire {
+    /// Transmits a packet, whose tail comes in at `tail`, or has arrived. Returns the packet with
+    /// the times at which it arrives.
+    #[inline(always)]
+    fn transmit(&mut self, speed: &WireSpeed, parcel: &Parcel, tail: Nanos, now: Nanos) -> Parcel {
+        let start = self.busy_until.from(now, true);
+        let (passage, busy_until) = speed.transmit_alike(start, parcel.bytes.into(), tail);
+        self.busy_until = busy_until;
+        Parcel { head: passage.head, tail: passage.tail, ..*parcel }
+    }
+}
+
+/// What the lanes of a node show, and the events for that.
+struct ShownLanes<'a> {
     marks: &'a mut Marks,
     wheel: &'a mut Wheel,
     now: Nanos,
 }
 
-impl Parts<'_> {
+impl ShownLanes<'_> {
     /// Removes the first packet of a lane in, at its place, whose credits are back at `due`, and
     /// shows the head of the next one. Returns whether that can be seen now.
     #[inline(always)]
@@ -134,21 +151,11 @@ impl Parts<'_> {
         }
     }
 
-    /// Transmits a packet over the wire. The packet's tail comes in at `tail`, or has arrived.
-    /// Returns the packet with the times at which it arrives.
-    #[inline(always)]
-    fn transmit(&mut self, parcel: &Parcel, tail: Nanos) -> Parcel {
-        let start = self.wire.busy_until.from(self.now, true);
-        let (passage, busy_until) = self.properties.speed.transmit_alike(start, parcel.bytes.into(), tail);
-        self.wire.busy_until = busy_until;
-        self.marks.sent += 1;
-        Parcel { head: passage.head, tail: passage.tail, ..*parcel }
-    }
-
     /// Adds a packet to a lane out that has the credits. A wire carries one packet after the other,
     /// so that they arrive in their order.
     #[inline(always)]
     fn push(&mut self, lane: &mut Lane, index: usize, parcel: Parcel) {
+        self.marks.sent += 1;
         let head = parcel.head;
         if lane.push(parcel, self.now) {
             self.show_at(lane, index, head);
@@ -311,22 +318,25 @@ impl Links for NodeLinks<'_> {
             return Err(parcel);
         }
 
-        let Some((lanes, mut parts)) = self.parts(to.port) else { return Err(parcel) };
-        let Some(lane) = lanes.get_mut(out) else { return Err(parcel) };
-        let parcel = parts.transmit(&Parcel { credits, ..parcel }, Nanos::ZERO);
-        parts.push(lane, out, parcel);
+        let NodeStatus { wires, marks, .. } = self.status;
+        let Tables { properties, lanes, wheel, .. } = self.tables;
+        let (Some(wire), Some(lane)) = (wires.get_mut(usize::from(to.port)), lanes.get_mut(out)) else {
+            return Err(parcel);
+        };
+        let parcel = wire.transmit(&properties.speed, &Parcel { credits, ..parcel }, Nanos::ZERO, self.now);
+        ShownLanes { marks, wheel, now: self.now }.push(lane, out, parcel);
         Ok(())
     }
 
     #[inline]
     fn take(&mut self, port: u8, vc: u8) -> Option<Parcel> {
-        let (index, now) = (self.lane_in(port, vc.into()), self.now);
-        let (lanes, mut parts) = self.parts(port)?;
-        let lane = lanes.get_mut(index).filter(|lane| lane.shown == Shown::Whole)?;
-        let (place, &parcel) = lane.shown_place()?;
-        let due = now.after(parts.properties.delay);
-        parts.pop(lane, (index, place), due);
-        Some(parcel)
+        let index = self.lane_in(port, vc.into());
+        self.take_lane(index).map(|(parcel, _)| parcel)
+    }
+
+    #[inline(always)]
+    fn take_first(&mut self, from: LinkInput) -> Option<(Parcel, bool)> {
+        self.take_lane(self.status.first_lane as usize + usize::from(from.number))
     }
 
     fn copy(&mut self, packet: &Parcel) -> Option<Parcel> {

@@ -106,6 +106,14 @@ pub trait Links {
     /// Takes the first packet of a virtual channel, if it has arrived as a whole.
     fn take(&mut self, port: u8, vc: u8) -> Option<Self::Packet>;
 
+    /// Takes the first packet as [`Links::take`] does. Returns whether the head of another packet can
+    /// be seen there then, too.
+    #[inline(always)]
+    fn take_first(&mut self, from: LinkInput) -> Option<(Self::Packet, bool)> {
+        let packet = self.take(from.port, from.vc)?;
+        Some((packet, self.has_head(from.port, from.vc)))
+    }
+
     /// Forwards up to `limit` packets with a route word, which have arrived as a whole. Links that
     /// take time forward none this way.
     fn forward_row(&mut self, _from: PortChannel, _to: PortChannel, _limit: u32, _word: u64) -> Row {

@@ -101,6 +101,17 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
             return !self.outputs.is_busy(exit.port) && self.await_output(ports, exit.port);
         }
 
+        self.arrive_other(ports, (input, source), (word, bytes))
+    }
+
+    /// Does the work of [`Router::arrive`] for a packet that need not have one exit.
+    #[inline(never)]
+    fn arrive_other<L: Links<Packet = K>>(
+        &mut self,
+        ports: &mut L,
+        (input, source): (usize, Source),
+        (word, bytes): (u64, u32),
+    ) -> bool {
         let is_local = self.policy.decide(word, source) == Decision::Local;
         let is_to_deliver = is_local && self.decide_to_deliver(ports, (input, source), (word, bytes));
         !is_to_deliver || self.heads.arrived >> input & 1 == 1
@@ -404,9 +415,8 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     #[inline(always)]
     fn take_first<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize) -> Option<K> {
         match self.plan.layout.source(input) {
-            Source::Link { port, vc } => {
-                let packet = ports.take(port, vc)?;
-                let has_next = ports.has_head(port, vc);
+            Source::Link { .. } => {
+                let (packet, has_next) = ports.take_first(self.plan.layout.link_input(input))?;
                 self.heads.exposed |= Inputs::from(has_next) << input;
                 Some(packet)
             }
