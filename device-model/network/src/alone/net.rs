@@ -12,6 +12,7 @@ use nicforge_core::{
 use super::{
     lane::{Lane, Shown},
     links::NodeLinks,
+    network::Node,
     wheel::{Event, Events, Kind, Wheel},
 };
 
@@ -313,33 +314,40 @@ impl Net {
     }
 
     /// Carries out an arrival: shows the receiver of a lane what has arrived. The event may be that
-    /// of a former packet. Returns the receiver and its input if that is a head, and the receiver
-    /// has no turn yet.
+    /// of a former packet. A receiver that has no turn yet decides on a head here.
     #[inline(always)]
-    pub(super) fn arrive(&mut self, index: u32) -> Option<(u32, u8)> {
-        let Tables { lanes, wheel, now, .. } = &mut self.tables;
-        let lane = &mut lanes[index as usize];
-        if lane.due > *now {
+    pub(super) fn arrive<N: Node>(&mut self, nodes: &mut [N], index: u32) {
+        let Self { tables, status, woken } = self;
+        let now = tables.now;
+        let lane = &mut tables.lanes[index as usize];
+        if lane.due > now {
             lane.has_event = lane.due < Nanos::NEVER;
             if lane.has_event {
-                wheel.add_arrival(lane.due, index);
+                tables.wheel.add_arrival(lane.due, index);
             }
-            return None;
+            return;
         }
         lane.has_event = false;
         lane.due = Nanos::NEVER;
 
         let (receiver, input) = (lane.receiver, lane.input);
-        let status = &mut self.status[receiver as usize];
-        if lane.shown == Shown::Nothing {
-            lane.shown = Shown::Head;
-            status.marks.heads |= 1 << (input % 64);
-            return if status.is_woken { None } else { Some((receiver, input)) };
+        let status = &mut status[receiver as usize];
+        if lane.shown != Shown::Nothing {
+            lane.shown = Shown::Whole;
+            status.marks.whole |= 1 << (input % 64);
+            return status.wake(receiver, woken);
         }
-        lane.shown = Shown::Whole;
-        status.marks.whole |= 1 << (input % 64);
-        status.wake(receiver, &mut self.woken);
-        None
+
+        lane.shown = Shown::Head;
+        status.marks.heads |= 1 << (input % 64);
+        if !status.is_woken
+            && let Some(node) = nodes.get_mut(receiver as usize)
+        {
+            let mut links = NodeLinks { tables, status, now, node: receiver };
+            if node.arrive(&mut links, input) {
+                links.status.wake(receiver, woken);
+            }
+        }
     }
 
     /// Wakes the sender of a wire that has fallen idle.

@@ -175,9 +175,7 @@ impl<N: Node> Network<N> {
                 if let Some(&ahead) = events.arrivals.get(index + AHEAD) {
                     self.net.prefetch_lane(ahead);
                 }
-                if let Some((node, input)) = self.net.arrive(lane) {
-                    self.show_head(node, input);
-                }
+                self.net.arrive(&mut self.nodes, lane);
             }
             self.net.recycle_events(events);
             self.run_woken()?;
@@ -187,17 +185,6 @@ impl<N: Node> Network<N> {
             self.net.go_on_to(time);
         }
         Ok(())
-    }
-
-    /// Shows a node a head that has arrived.
-    #[inline(always)]
-    fn show_head(&mut self, number: u32, input: u8) {
-        let (node, links) = (self.nodes.get_mut(number as usize), self.net.of_node(number));
-        if let (Some(node), Some(mut links)) = (node, links)
-            && node.arrive(&mut links, input)
-        {
-            self.net.wake(number);
-        }
     }
 
     /// Runs the turns of all woken nodes.
