@@ -413,7 +413,7 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     }
 
     /// Sends the first packet of an injection FIFO.
-    #[inline]
+    #[inline(always)]
     fn send_injected<L: Links<Packet = K>>(&mut self, ports: &mut L, fifo: u8, to: PortChannel) -> bool {
         let now = ports.now();
         let queue = &mut self.fifos.injection[usize::from(fifo)];

@@ -378,22 +378,35 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
             return false;
         }
 
-        let is_last = decision == Decision::Local;
-        let packet = if is_last { self.take_first(ports, input) } else { self.copy_first(ports, input) };
-        let Some(packet) = packet else { return false };
+        if decision != Decision::Local {
+            return self.deliver_copy(ports, input, fifo);
+        }
 
+        let Some(packet) = self.take_first(ports, input) else { return false };
+        self.put_delivered((input, fifo), packet, now);
+        // The packet has wanted no output.
+        self.heads.leave(input, now);
+        self.show_next_injected(self.plan.layout.source(input), input, now);
+        true
+    }
+
+    /// Delivers a copy of the first packet of an input, for which its reception FIFO has room.
+    #[inline(never)]
+    fn deliver_copy<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize, fifo: usize) -> bool {
+        let Some(copy) = self.copy_first(ports, input) else { return false };
+        self.put_delivered((input, fifo), copy, ports.now());
+        true
+    }
+
+    /// Puts a packet of an input into its reception FIFO, which has room for it.
+    #[inline(always)]
+    fn put_delivered(&mut self, (input, fifo): (usize, usize), packet: K, now: Nanos) {
         let queue = &mut self.fifos.reception[fifo];
         queue.last = input as u8;
         queue.push(packet, now, now);
         self.fifos.received |= 1 << fifo;
         self.counters.router.delivered += 1;
         self.heads.local &= !(1 << input);
-        if is_last {
-            // The packet has wanted no output.
-            self.heads.leave(input, now);
-            self.show_next_injected(self.plan.layout.source(input), input, now);
-        }
-        true
     }
 
     /// Drops the first packets without a route of inputs whose first packet is complete.
