@@ -112,7 +112,7 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         (input, source): (usize, Source),
         (word, bytes): (u64, u32),
     ) -> bool {
-        let is_local = self.policy.decide(word, source) == Decision::Local;
+        let is_local = self.policy.is_local(word, source);
         let is_to_deliver = is_local && self.decide_to_deliver(ports, (input, source), (word, bytes));
         !is_to_deliver || self.heads.arrived >> input & 1 == 1
     }
@@ -208,11 +208,11 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         (word, bytes): (u64, u32),
     ) -> bool {
         let source = self.plan.layout.source(input);
-        let decision = self.policy.decide(word, source);
-        if decision == Decision::Local && self.decide_to_deliver(ports, (input, source), (word, bytes)) {
+        if self.policy.is_local(word, source) && self.decide_to_deliver(ports, (input, source), (word, bytes))
+        {
             return false;
         }
-        let mut decision = self.checked(decision);
+        let mut decision = self.checked(self.policy.decide(word, source));
 
         let bit = 1 << input;
         let mut fifo = 0;

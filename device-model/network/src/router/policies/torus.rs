@@ -370,6 +370,11 @@ impl Policy for TorusPolicy {
         Decision::One(fixed)
     }
 
+    #[inline(always)]
+    fn is_local(&self, word: u64, _: Source) -> bool {
+        TorusWord(word).packed() == self.own
+    }
+
     #[inline]
     fn has_candidates(&self) -> bool {
         self.network.has_adaptive
