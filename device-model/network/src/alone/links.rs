@@ -35,6 +35,12 @@ impl NodeLinks<'_> {
             + vc * self.tables.properties.ports
     }
 
+    /// Returns the index of the lane of an input.
+    #[inline(always)]
+    fn lane_of(&self, input: LinkInput) -> usize {
+        self.status.first_lane as usize + usize::from(input.number)
+    }
+
     /// Returns the index of a lane into a port, which need not exist.
     #[inline(always)]
     fn lane_in(&self, port: u8, vc: usize) -> usize {
@@ -206,7 +212,7 @@ impl Links for NodeLinks<'_> {
 
     #[inline(always)]
     fn route_head(&mut self, input: LinkInput) -> Option<(u64, u32)> {
-        let lane = self.tables.lanes.get(self.status.first_lane as usize + usize::from(input.number))?;
+        let lane = self.tables.lanes.get(self.lane_of(input))?;
         lane.shown_first().map(|parcel| (parcel.word, parcel.bytes))
     }
 
@@ -217,8 +223,8 @@ impl Links for NodeLinks<'_> {
     }
 
     #[inline]
-    fn await_tail(&mut self, port: u8, vc: u8) -> bool {
-        let index = self.lane_in(port, vc.into());
+    fn await_tail(&mut self, input: LinkInput) -> bool {
+        let index = self.lane_of(input);
         let Some(lane) = self.tables.lanes.get_mut(index) else { return false };
         let Some(tail) = lane.shown_first().map(|parcel| parcel.tail) else { return false };
         if lane.shown == Shown::Whole {
@@ -300,12 +306,7 @@ impl Links for NodeLinks<'_> {
 
     #[inline(always)]
     fn forward_within(&mut self, from: LinkInput, to: PortChannel, least: u32) -> Option<bool> {
-        self.forward_lane(
-            self.status.first_lane as usize + usize::from(from.number),
-            to.port,
-            to.channel,
-            least,
-        )
+        self.forward_lane(self.lane_of(from), to.port, to.channel, least)
     }
 
     #[inline(always)]
@@ -336,7 +337,7 @@ impl Links for NodeLinks<'_> {
 
     #[inline(always)]
     fn take_first(&mut self, from: LinkInput) -> Option<(Parcel, bool)> {
-        self.take_lane(self.status.first_lane as usize + usize::from(from.number))
+        self.take_lane(self.lane_of(from))
     }
 
     fn copy(&mut self, packet: &Parcel) -> Option<Parcel> {

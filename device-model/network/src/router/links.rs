@@ -54,9 +54,9 @@ pub trait Links {
     /// its head has arrived. Only heads are shown from then on.
     fn route_head(&mut self, input: LinkInput) -> Option<(u64, u32)>;
 
-    /// Requests the arrival of the whole first packet of a virtual channel, not of its head alone.
-    /// Returns whether it has arrived.
-    fn await_tail(&mut self, port: u8, vc: u8) -> bool;
+    /// Requests the arrival of the whole first packet of an input, not of its head alone. Returns
+    /// whether it has arrived.
+    fn await_tail(&mut self, input: LinkInput) -> bool;
 
     /// Returns whether the head of the first packet of a virtual channel has arrived.
     fn has_head(&self, port: u8, vc: u8) -> bool;
@@ -216,7 +216,7 @@ impl Links for Ports<'_> {
     }
 
     #[inline]
-    fn await_tail(&mut self, port: u8, vc: u8) -> bool {
+    fn await_tail(&mut self, LinkInput { port, vc, .. }: LinkInput) -> bool {
         Ports::await_tail(self, port, vc.into())
     }
 

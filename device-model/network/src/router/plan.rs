@@ -146,12 +146,7 @@ impl Rules {
             of_input[input] = priority;
         }
 
-        Self {
-            priorities,
-            of_input,
-            injection: layout.injection,
-            has_rows: takes_no_time(&spec.link),
-        }
+        Self { priorities, of_input, injection: layout.injection, has_rows: takes_no_time(&spec.link) }
     }
 
     /// Returns the priority of an input.

@@ -231,10 +231,10 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         }
 
         // A packet that is forwarded alone need not arrive as a whole.
-        if let Source::Link { port, vc } = source
+        if let Source::Link { .. } = source
             && (self.heads.local | self.heads.dropped) & bit != 0
         {
-            let is_whole = ports.await_tail(port, vc);
+            let is_whole = ports.await_tail(self.plan.layout.link_input(input));
             self.heads.arrived = self.heads.arrived & !bit | Inputs::from(is_whole) << input;
         }
 
@@ -262,8 +262,8 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
 
         self.heads.local |= 1 << input;
         self.heads.become_first(input, Decision::Local, ports.now(), bytes, fifo);
-        if let Source::Link { port, vc } = source {
-            let is_whole = ports.await_tail(port, vc);
+        if let Source::Link { .. } = source {
+            let is_whole = ports.await_tail(self.plan.layout.link_input(input));
             self.heads.arrived = self.heads.arrived & !(1 << input) | Inputs::from(is_whole) << input;
         }
         true
