@@ -1,7 +1,7 @@
 //! Hints that memory is needed soon.
 //!
 //! UNSAFETY: a prefetch instruction takes an address and does nothing but load caches. It neither
-//! faults nor reads a value. The addresses are those of references.
+//! faults nor reads a value, whatever the address is.
 #![allow(unsafe_code)]
 
 /// Bytes of a cache line.
@@ -21,6 +21,13 @@ pub fn prefetch_lines<const LINES: usize, T: ?Sized>(value: &T) {
     for line in 0..LINES {
         prefetch_line(first.wrapping_add(line * LINE));
     }
+}
+
+/// Requests the first cache line of a table's entry, as [`prefetch`] does. The request has no use if
+/// the table has no such entry.
+#[inline(always)]
+pub fn prefetch_entry<T>(table: &[T], index: usize) {
+    prefetch_line(table.as_ptr().wrapping_add(index).cast());
 }
 
 #[inline(always)]

@@ -1,7 +1,7 @@
 //! The tables of a network's links, and their events.
 
 use nicforge_core::{
-    cache::{prefetch, prefetch_lines},
+    cache::{prefetch_entry, prefetch_lines},
     fabric::{
         CreditUnit, LinkSpec,
         timing::{Start, WireSpeed},
@@ -219,24 +219,7 @@ impl Net {
     /// Has the processor load the lane of an arrival. The tables of a large network are in no cache.
     #[inline(always)]
     pub(super) fn prefetch_lane(&self, lane: u32) {
-        if let Some(lane) = self.tables.lanes.get(lane as usize) {
-            prefetch(lane);
-        }
-    }
-
-    /// Has the processor load what another event concerns.
-    #[inline(always)]
-    fn prefetch_other(&self, event: Event) {
-        match event.kind() {
-            Kind::Idle(wire) => {
-                let (node, _) = port_of(wire);
-                if let Some(status) = self.status.get(node as usize) {
-                    prefetch(status);
-                }
-            }
-            Kind::Arrival(lane) | Kind::Credit(lane) => self.prefetch_lane(lane),
-            Kind::Timer(_) => {}
-        }
+        prefetch_entry(&self.tables.lanes, lane as usize);
     }
 
     /// Returns the inputs of a node with the head of a packet, and the ports at which a wait has
@@ -290,7 +273,9 @@ impl Net {
         }
         for (index, &event) in events.others.iter().enumerate() {
             if let Some(&ahead) = events.others.get(index + AHEAD) {
-                self.prefetch_other(ahead);
+                // Most are of wires. What is loaded for the others has no use.
+                let (node, _) = port_of(ahead.index());
+                prefetch_entry(&self.status, node as usize);
             }
             match event.kind() {
                 Kind::Idle(wire) => self.fall_idle(wire),

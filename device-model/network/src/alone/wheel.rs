@@ -43,9 +43,15 @@ impl Event {
         Self(index << Self::KIND_BITS | kind)
     }
 
+    /// Returns the index of the lane, wire or node.
+    #[inline(always)]
+    pub(super) const fn index(self) -> u32 {
+        self.0 >> Self::KIND_BITS
+    }
+
     #[inline]
     pub(super) const fn kind(self) -> Kind {
-        let index = self.0 >> Self::KIND_BITS;
+        let index = self.index();
         match self.0 & ((1 << Self::KIND_BITS) - 1) {
             0 => Kind::Arrival(index),
             1 => Kind::Credit(index),

@@ -1,6 +1,9 @@
 //! The work of a step: decisions on new packets, deliveries, and the outputs.
 
-use nicforge_core::{cache::prefetch, time::Nanos};
+use nicforge_core::{
+    cache::{prefetch, prefetch_entry},
+    time::Nanos,
+};
 
 use super::{
     Candidates, Decision, Fifos, Links, Outcome, Policy, RoutedPacket, Router, Source, Targets,
@@ -19,16 +22,12 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         prefetch(&*self.heads.exits);
         let mut inputs = arrived & !self.heads.decided;
         while inputs != 0 {
-            if let Some(head) = self.heads.inputs.get(inputs.trailing_zeros() as usize) {
-                prefetch(head);
-            }
+            prefetch_entry(&self.heads.inputs, inputs.trailing_zeros() as usize);
             inputs &= inputs - 1;
         }
         let mut ports = freed & self.outputs.wanted;
         while ports != 0 {
-            if let Some(output) = self.outputs.ports.get(ports.trailing_zeros() as usize) {
-                prefetch(output);
-            }
+            prefetch_entry(&self.outputs.ports, ports.trailing_zeros() as usize);
             ports &= ports - 1;
         }
     }
