@@ -17,17 +17,21 @@ pub fn prefetch<T: ?Sized>(value: &T) {
 /// Requests `LINES` cache lines from the start of a value on, as [`prefetch`] does.
 #[inline(always)]
 pub fn prefetch_lines<const LINES: usize, T: ?Sized>(value: &T) {
-    let first = std::ptr::from_ref(value).cast::<u8>();
+    prefetch_from::<LINES>(std::ptr::from_ref(value).cast());
+}
+
+/// Requests `LINES` cache lines from the start of a table's entry on, as [`prefetch`] does. The
+/// request has no use if the table has no such entry.
+#[inline(always)]
+pub fn prefetch_entry<const LINES: usize, T>(table: &[T], index: usize) {
+    prefetch_from::<LINES>(table.as_ptr().wrapping_add(index).cast());
+}
+
+#[inline(always)]
+fn prefetch_from<const LINES: usize>(first: *const u8) {
     for line in 0..LINES {
         prefetch_line(first.wrapping_add(line * LINE));
     }
-}
-
-/// Requests the first cache line of a table's entry, as [`prefetch`] does. The request has no use if
-/// the table has no such entry.
-#[inline(always)]
-pub fn prefetch_entry<T>(table: &[T], index: usize) {
-    prefetch_line(table.as_ptr().wrapping_add(index).cast());
 }
 
 #[inline(always)]

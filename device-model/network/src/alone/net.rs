@@ -219,7 +219,7 @@ impl Net {
     /// Has the processor load the lane of an arrival. The tables of a large network are in no cache.
     #[inline(always)]
     pub(super) fn prefetch_lane(&self, lane: u32) {
-        prefetch_entry(&self.tables.lanes, lane as usize);
+        prefetch_entry::<1, _>(&self.tables.lanes, lane as usize);
     }
 
     /// Returns the inputs of a node with the head of a packet, and the ports at which a wait has
@@ -275,7 +275,7 @@ impl Net {
             if let Some(&ahead) = events.others.get(index + AHEAD) {
                 // Most are of wires. What is loaded for the others has no use.
                 let (node, _) = port_of(ahead.index());
-                prefetch_entry(&self.status, node as usize);
+                prefetch_entry::<1, _>(&self.status, node as usize);
             }
             match event.kind() {
                 Kind::Idle(wire) => self.fall_idle(wire),

@@ -1,7 +1,7 @@
 //! The nodes of a network alone, and the order of their turns.
 
 use nicforge_core::{
-    cache::prefetch_lines,
+    cache::prefetch_entry,
     fabric::{FabricError, LinkSpec},
     time::Nanos,
 };
@@ -215,10 +215,8 @@ impl<N: Node> Network<N> {
     /// Has the processor load what the next turn needs, and the one after that.
     #[inline(always)]
     fn prefetch(&self, next: u32, ahead: u32) {
-        if let Some(node) = self.nodes.get(ahead as usize) {
-            prefetch_lines::<NODE_LINES, _>(node);
-            self.net.prefetch_node(ahead);
-        }
+        prefetch_entry::<NODE_LINES, _>(&self.nodes, ahead as usize);
+        self.net.prefetch_node(ahead);
         if let Some(node) = self.nodes.get(next as usize) {
             let (arrived, freed) = self.net.waits_ended(next);
             node.prefetch(arrived, freed);

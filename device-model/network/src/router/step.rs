@@ -22,12 +22,12 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         prefetch(&*self.heads.exits);
         let mut inputs = arrived & !self.heads.decided;
         while inputs != 0 {
-            prefetch_entry(&self.heads.inputs, inputs.trailing_zeros() as usize);
+            prefetch_entry::<1, _>(&self.heads.inputs, inputs.trailing_zeros() as usize);
             inputs &= inputs - 1;
         }
         let mut ports = freed & self.outputs.wanted;
         while ports != 0 {
-            prefetch_entry(&self.outputs.ports, ports.trailing_zeros() as usize);
+            prefetch_entry::<1, _>(&self.outputs.ports, ports.trailing_zeros() as usize);
             ports &= ports - 1;
         }
     }
