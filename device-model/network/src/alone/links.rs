@@ -87,7 +87,7 @@ impl NodeLinks<'_> {
         let tail = if parcel.tail > now { parcel.tail } else { Nanos::ZERO };
         let parcel = wire.transmit(&properties.speed, parcel, tail, now);
         let mut shown = ShownLanes { marks, wheel, now };
-        // The credits take as long as the tail: both leave when the transmission ends.
+        // The credits are back when the tail arrives: both leave when the transmission ends.
         let has_next = shown.pop(lane, (from, place), parcel.tail);
         shown.push(out_lane, out, parcel);
         Some(has_next)
@@ -118,7 +118,7 @@ impl Wire {
     }
 }
 
-/// What the lanes of a node show, and the events for that.
+/// The marks of a node's lanes that show packets, and the schedule of the events for them.
 struct ShownLanes<'a> {
     marks: &'a mut Marks,
     wheel: &'a mut Wheel,

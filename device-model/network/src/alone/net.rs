@@ -216,7 +216,8 @@ impl Net {
         }
     }
 
-    /// Has the processor load the lane of an arrival. The tables of a large network are in no cache.
+    /// Has the processor load the lane of an arrival. The tables of a large network are in no
+    /// cache.
     #[inline(always)]
     pub(super) fn prefetch_lane(&self, lane: u32) {
         prefetch_entry::<1, _>(&self.tables.lanes, lane as usize);

@@ -106,8 +106,8 @@ pub trait Links {
     /// Takes the first packet of a virtual channel, if it has arrived as a whole.
     fn take(&mut self, port: u8, vc: u8) -> Option<Self::Packet>;
 
-    /// Takes the first packet as [`Links::take`] does. Returns whether the head of another packet can
-    /// be seen there then, too.
+    /// Takes the first packet as [`Links::take`] does. Returns it, and whether the head of another
+    /// packet can be seen there then.
     #[inline(always)]
     fn take_first(&mut self, from: LinkInput) -> Option<(Self::Packet, bool)> {
         let packet = self.take(from.port, from.vc)?;

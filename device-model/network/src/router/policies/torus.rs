@@ -119,7 +119,7 @@ impl TorusRules {
 pub struct TorusPolicy {
     /// Own coordinates, as in a route word.
     own: u64,
-    /// The same in the order of bytes in which numbers compare as the first coordinates that differ.
+    /// The same with the bytes swapped: such numbers compare as the first coordinates that differ.
     own_swapped: u64,
     reception: Reception,
     network: Arc<Network>,
@@ -297,7 +297,8 @@ impl TorusPolicy {
         if differing == 0 { None } else { Some((differing.trailing_zeros() as usize / 8, is_higher)) }
     }
 
-    /// Does the work of [`TorusPolicy::first_difference`] for other orders than that of the numbers.
+    /// Does the work of [`TorusPolicy::first_difference`] for orders other than that of the
+    /// numbers.
     #[inline(never)]
     fn first_difference_of(&self, word: TorusWord) -> Option<(usize, bool)> {
         let first = &self.network.first;
