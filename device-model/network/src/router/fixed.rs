@@ -77,7 +77,9 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         let to = PortChannel { port, channel: vc.into() };
         let Some(has_next) = ports.forward_within(from, to, self.plan.longest_credits) else { return false };
 
-        self.heads.exposed |= Inputs::from(has_next) << input;
+        if has_next {
+            self.heads.exposed |= 1 << input;
+        }
         let priority = self.plan.rules.priority(input);
         if let Some(output) = self.outputs.ports.get_mut(usize::from(port)) {
             output.count_through(input as u8, priority, competes);

@@ -149,7 +149,9 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         while new != 0 {
             let input = new.trailing_zeros() as usize;
             new &= new - 1;
-            moved += u32::from(self.decide(ports, input));
+            if self.decide(ports, input) {
+                moved += 1;
+            }
         }
         moved
     }
@@ -429,7 +431,9 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         match self.plan.layout.source(input) {
             Source::Link { .. } => {
                 let (packet, has_next) = ports.take_first(self.plan.layout.link_input(input))?;
-                self.heads.exposed |= Inputs::from(has_next) << input;
+                if has_next {
+                    self.heads.exposed |= 1 << input;
+                }
                 Some(packet)
             }
             Source::Injection { fifo } => self.fifos.injection[usize::from(fifo)].pop(ports.now()),
@@ -468,7 +472,9 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
             && !self.fifos.injection[usize::from(fifo)].is_empty()
         {
             let busy_until = self.fifos.add_waiting(fifo);
-            self.heads.exposed |= Inputs::from(busy_until <= now) << input;
+            if busy_until <= now {
+                self.heads.exposed |= 1 << input;
+            }
         }
     }
 }
