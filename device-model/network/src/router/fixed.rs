@@ -83,8 +83,9 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         let priority = self.plan.rules.priority(input);
         if let Some(output) = self.outputs.ports.get_mut(usize::from(port)) {
             output.count_through(input as u8, priority, competes);
-            let is_last = output.remove_fixed(input);
-            self.outputs.wanted &= !(u64::from(is_last) << port);
+            if output.remove_fixed(input) {
+                self.outputs.wanted &= !(1 << port);
+            }
         }
         self.heads.leave(input, ports.now());
         true
@@ -108,8 +109,9 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         let priority = self.plan.rules.priority(input);
         if let Some(output) = self.outputs.ports.get_mut(usize::from(port)) {
             output.count_injected(input as u8, priority);
-            let is_last = output.remove_fixed(input);
-            self.outputs.wanted &= !(u64::from(is_last) << port);
+            if output.remove_fixed(input) {
+                self.outputs.wanted &= !(1 << port);
+            }
         }
         self.heads.leave(input, ports.now());
         self.show_next_injected(source, input, ports.now());
