@@ -62,7 +62,7 @@ pub use error::{GuardError, MemoryError};
 pub use memory::{Access, SharedMemory};
 pub use permission::DmaPermission;
 pub use posted::{Cells, Consumer, Peek, Producer, PushError, RecordRef, RingError, RingHead, SharedCells};
-pub use prefetch::{prefetch, prefetch_lines};
+pub use prefetch::{prefetch, prefetch_entry, prefetch_lines};
 pub use records::Records;
 pub use sigbus::{MAX_GUARDED_RANGES, guard_faults, install_sigbus_guard};
 pub use slots::Slots;

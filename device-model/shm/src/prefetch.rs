@@ -1,7 +1,7 @@
 //! Hints that memory is needed soon.
 //!
 //! UNSAFETY: a prefetch instruction takes an address and does nothing but load caches. It neither
-//! faults nor reads a value. The addresses are those of references.
+//! faults nor reads a value, whatever the address is.
 #![allow(unsafe_code)]
 
 /// Bytes of a cache line.
@@ -17,7 +17,18 @@ pub fn prefetch<T: ?Sized>(value: &T) {
 /// Requests `LINES` cache lines from the start of a value on, as [`prefetch`] does.
 #[inline(always)]
 pub fn prefetch_lines<const LINES: usize, T: ?Sized>(value: &T) {
-    let first = std::ptr::from_ref(value).cast::<u8>();
+    prefetch_from::<LINES>(std::ptr::from_ref(value).cast());
+}
+
+/// Requests `LINES` cache lines from the start of a table's entry on, as [`prefetch`] does. The
+/// request has no use if the table has no such entry.
+#[inline(always)]
+pub fn prefetch_entry<const LINES: usize, T>(table: &[T], index: usize) {
+    prefetch_from::<LINES>(table.as_ptr().wrapping_add(index).cast());
+}
+
+#[inline(always)]
+fn prefetch_from<const LINES: usize>(first: *const u8) {
     for line in 0..LINES {
         prefetch_line(first.wrapping_add(line * LINE));
     }

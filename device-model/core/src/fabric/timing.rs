@@ -102,18 +102,23 @@ impl WireSpeed {
     #[inline]
     pub fn transmit(&self, start: Start, bytes: u64, incoming: Incoming) -> (Passage, Start) {
         let hold = |own| incoming.hold(own, self.head_bytes.into(), bytes);
-        self.transmit_held(start, bytes, incoming.tail, hold)
+        let (passage, sent, end) = self.transmit_held(start, bytes, incoming.tail, hold);
+        // A wire of infinite bandwidth carries other packets meanwhile.
+        (passage, if self.per_byte == 0 { sent } else { end })
     }
 
     /// Transmits `bytes` as [`WireSpeed::transmit`] does, from a wire of the same speed. The tail
     /// comes in at `tail`, or at [`Nanos::ZERO`] if it has arrived.
     #[inline(always)]
     pub fn transmit_alike(&self, start: Start, bytes: u64, tail: Nanos) -> (Passage, Start) {
-        self.transmit_held(start, bytes, tail, |own| own)
+        // No tail comes in later than its head over a wire of infinite bandwidth.
+        let (passage, _, end) = self.transmit_held(start, bytes, tail, |own| own);
+        (passage, end)
     }
 
-    /// Does the work of [`WireSpeed::transmit`]. `hold` gets the time at which the wire could have
-    /// carried the head, and returns the time at which it has: not before the head has come in.
+    /// Does the work of [`WireSpeed::transmit`]. `hold` returns the time at which the head has left
+    /// that could leave at a time. Returns the passage, the end of the transmission on the wire
+    /// alone, and its end with the tail that comes in.
     #[inline(always)]
     fn transmit_held(
         &self,
@@ -121,13 +126,9 @@ impl WireSpeed {
         bytes: u64,
         tail: Nanos,
         hold: impl FnOnce(Start) -> Start,
-    ) -> (Passage, Start) {
-        // The tail leaves after the time of all bytes, but not before it has come in.
+    ) -> (Passage, Start, Start) {
         let sent = start.after(Duration::of(self.per_byte, bytes));
         let end = if tail >= sent.ceiling { Start::at(tail) } else { sent };
-
-        // A wire of infinite bandwidth carries other packets while it waits for the tail.
-        let busy_until = if self.per_byte == 0 { sent } else { end };
 
         // Rounded up, because a byte has arrived only with its last bit.
         let tail_left = end.ceiling;
@@ -136,9 +137,8 @@ impl WireSpeed {
         } else {
             tail_left
         };
-        let passage =
-            Passage { head: head_left.after(self.delay), tail: tail_left.after(self.delay), end: tail_left };
-        (passage, busy_until)
+        let passage = Passage { head: head.after(self.delay), tail: whole.after(self.delay), end: whole };
+        (passage, sent, end)
     }
 }
 

@@ -134,16 +134,23 @@ impl Lane {
         if self.shown == Shown::Nothing { None } else { self.slots.get(self.slot_index(self.first)) }
     }
 
-    /// Removes the first packet, whose credits are back at `credits_back`. Returns the time at
-    /// which the head of the next packet arrives, or `None` if there is no other.
+    /// Returns the first packet as [`Lane::shown_first`] does, and its place.
     #[inline(always)]
-    pub(super) fn pop(&mut self, credits_back: Nanos) -> Option<Nanos> {
+    pub(super) fn shown_place(&self) -> Option<(usize, &Parcel)> {
+        let place = self.place(self.first);
+        if self.shown == Shown::Nothing { None } else { self.slots.get(place).map(|parcel| (place, parcel)) }
+    }
+
+    /// Removes the first packet, which is at a place ([`Lane::shown_place`]), and whose credits are
+    /// back at `due`. Returns the time at which the head of the next one arrives, or
+    /// [`Nanos::NEVER`] if there is none.
+    #[inline(always)]
+    pub(super) fn pop(&mut self, place: usize, due: Nanos) -> Nanos {
         self.shown = Shown::Nothing;
         self.due = Nanos::NEVER;
-
-        let (first, index) = (self.first, self.slot_index(self.first));
-        if let Some(slot) = self.slots.get_mut(index) {
-            slot.head = credits_back;
+        let first = self.first;
+        if let Some(slot) = self.slots.get_mut(place) {
+            slot.head = due;
         }
         // A packet that began to leave before this one may give its credits back later.
         if first != self.oldest
@@ -157,7 +164,10 @@ impl Lane {
 
         let next = first.wrapping_add(1);
         self.first = next;
-        if next == self.end { None } else { self.slots.get(self.slot_index(next)).map(|next| next.head) }
+        if next == self.end {
+            return Nanos::NEVER;
+        }
+        self.slots.get(self.place(next)).map_or(Nanos::NEVER, |next| next.head)
     }
 
     /// Moves the credit return at `first`, which [`Lane::pop`] has just written, before those that
@@ -251,9 +261,15 @@ impl Lane {
     /// for these credits, their event has done so before.
     #[inline(always)]
     pub(super) fn count_returns(&mut self, now: Nanos) {
-        while let Some(credits) = self.take_return(now) {
-            self.credits += credits;
+        let (mut oldest, mut credits) = (self.oldest, self.credits);
+        while oldest != self.first
+            && let Some(back) = self.slots.get(self.place(oldest))
+            && back.head <= now
+        {
+            credits += back.credits;
+            oldest = oldest.wrapping_add(1);
         }
+        (self.oldest, self.credits) = (oldest, credits);
     }
 
     /// Counts the credits that are back at `now`, and returns those that the sender has.

@@ -1,6 +1,9 @@
 //! The links of a network as a node sees them.
 
-use nicforge_core::{fabric::PortChannel, time::Nanos};
+use nicforge_core::{
+    fabric::{PortChannel, timing::WireSpeed},
+    time::Nanos,
+};
 
 use super::{
     lane::{Lane, Parcel, Shown},
@@ -32,6 +35,12 @@ impl NodeLinks<'_> {
             + vc * self.tables.properties.ports
     }
 
+    /// Returns the index of the lane of an input.
+    #[inline(always)]
+    fn lane_of(&self, input: LinkInput) -> usize {
+        self.status.first_lane as usize + usize::from(input.number)
+    }
+
     /// Returns the index of a lane into a port, which need not exist.
     #[inline(always)]
     fn lane_in(&self, port: u8, vc: usize) -> usize {
@@ -59,26 +68,16 @@ impl NodeLinks<'_> {
         false
     }
 
-    /// Returns all lanes, and the other parts of the network that change when a packet leaves or is
-    /// taken by a port. Returns `None` if the port does not exist.
-    #[inline(always)]
-    fn port_parts(&mut self, port: u8) -> Option<(&mut [Lane], PortParts<'_>)> {
-        let NodeStatus { wires, marks, .. } = self.status;
-        let wire = wires.get_mut(usize::from(port))?;
-        let Tables { properties, lanes, wheel, .. } = self.tables;
-        let parts = PortParts { properties, wire, marks, wheel, now: self.now };
-        Some((lanes, parts))
-    }
-
-    /// Forwards the first packet of the lane with index `from` to a lane out, if that has the
-    /// packet's credits and at least `least`. Returns whether the head of the next packet can be
-    /// seen then, or `None` if no packet was forwarded.
+    /// Forwards the first packet of a lane to another lane, if that has `least` credits or more.
+    /// Returns whether another head can be seen then.
     #[inline(never)]
     fn forward_lane(&mut self, from: usize, port: u8, vc: usize, least: u32) -> Option<bool> {
         let (now, out) = (self.now, self.lane_out(port, vc));
-        let (lanes, mut parts) = self.port_parts(port)?;
+        let NodeStatus { wires, marks, .. } = self.status;
+        let wire = wires.get_mut(usize::from(port))?;
+        let Tables { properties, lanes, wheel, .. } = self.tables;
         let [lane, out_lane] = lanes.get_disjoint_mut([from, out]).ok()?;
-        let parcel = lane.shown_first()?;
+        let (place, parcel) = lane.shown_place()?;
         let credits = parcel.credits;
 
         let needed = credits.max(least);
@@ -88,49 +87,66 @@ impl NodeLinks<'_> {
 
         // Zero stands for a tail that has arrived.
         let tail = if parcel.tail > now { parcel.tail } else { Nanos::ZERO };
-        let end = parts.transmit(out_lane, out, parcel, credits, tail);
-        Some(parts.pop(lane, from, end))
+        let parcel = wire.transmit(&properties.speed, parcel, tail, now);
+        let mut shown = ShownLanes { marks, wheel, now };
+        // The credits are back when the tail arrives: both leave when the transmission ends.
+        let has_next = shown.pop(lane, (from, place), parcel.tail);
+        shown.push(out_lane, out, parcel);
+        Some(has_next)
+    }
+
+    /// Takes the first packet of a lane, if it is shown as a whole. Returns whether another head
+    /// can be seen then.
+    #[inline(always)]
+    fn take_lane(&mut self, index: usize) -> Option<(Parcel, bool)> {
+        let due = self.now.after(self.tables.properties.delay);
+        let Tables { lanes, wheel, .. } = self.tables;
+        let lane = lanes.get_mut(index).filter(|lane| lane.shown == Shown::Whole)?;
+        let (place, &parcel) = lane.shown_place()?;
+        let mut shown = ShownLanes { marks: &mut self.status.marks, wheel, now: self.now };
+        Some((parcel, shown.pop(lane, (index, place), due)))
     }
 }
 
-/// The parts of a network, beside its lanes, that change when a node forwards, sends or takes a
-/// packet at a port.
-struct PortParts<'a> {
-    properties: &'a LinkProperties,
-    /// The wire out of the port.
-    wire: &'a mut Wire,
-    /// The marks of the node.
+impl Wire {
+    /// Transmits a packet, whose tail comes in at `tail`, or has arrived. Returns the packet with
+    /// the times at which it arrives.
+    #[inline(always)]
+    fn transmit(&mut self, speed: &WireSpeed, parcel: &Parcel, tail: Nanos, now: Nanos) -> Parcel {
+        let start = self.busy_until.from(now, true);
+        let (passage, busy_until) = speed.transmit_alike(start, parcel.bytes.into(), tail);
+        self.busy_until = busy_until;
+        Parcel { head: passage.head, tail: passage.tail, ..*parcel }
+    }
+}
+
+/// The marks of a node's lanes that show packets, and the schedule of the events for them.
+struct ShownLanes<'a> {
     marks: &'a mut Marks,
     wheel: &'a mut Wheel,
     now: Nanos,
 }
 
-impl PortParts<'_> {
-    /// Removes the first packet of a lane in, whose tail leaves the buffer at `end`, and shows the
-    /// head of the next packet when it has arrived. Returns whether it has arrived now.
+impl ShownLanes<'_> {
+    /// Removes the first packet of a lane in, at its place, whose credits are back at `due`, and
+    /// shows the head of the next one. Returns whether that can be seen now.
     #[inline(always)]
-    fn pop(&mut self, lane: &mut Lane, index: usize, end: Nanos) -> bool {
+    fn pop(&mut self, lane: &mut Lane, (index, place): (usize, usize), due: Nanos) -> bool {
         let bit = 1 << (lane.input % 64);
-        let next = lane.pop(end.after(self.properties.delay));
+        let next = lane.pop(place, due);
         watch_credits(lane, index, self.wheel);
 
         self.marks.whole &= !bit;
-        match next {
-            Some(due) if due <= self.now => {
-                lane.shown = Shown::Head;
-                self.marks.heads |= bit;
-                true
-            }
-            Some(due) => {
-                self.marks.heads &= !bit;
-                self.show_at(lane, index, due);
-                false
-            }
-            None => {
-                self.marks.heads &= !bit;
-                false
-            }
+        if next <= self.now {
+            lane.shown = Shown::Head;
+            self.marks.heads |= bit;
+            return true;
         }
+        self.marks.heads &= !bit;
+        if next < Nanos::NEVER {
+            self.show_at(lane, index, next);
+        }
+        false
     }
 
     /// Has the next part of a lane's first packet, its head or its tail, shown to the receiver at
@@ -140,33 +156,17 @@ impl PortParts<'_> {
         lane.due = due;
         if !lane.has_event {
             lane.has_event = true;
-            self.wheel.add(due, Kind::Arrival(index as u32));
+            self.wheel.add_arrival(due, index as u32);
         }
     }
 
-    /// Transmits a packet over a lane that has the credits for it. The packet's tail arrives at
-    /// this node at `tail`, or has arrived if that is [`Nanos::ZERO`]. Returns the time at which
-    /// the tail has left.
+    /// Adds a packet to a lane out that has the credits. A wire carries one packet after the other,
+    /// so that they arrive in their order.
     #[inline(always)]
-    fn transmit(
-        &mut self,
-        lane: &mut Lane,
-        index: usize,
-        parcel: &Parcel,
-        credits: u32,
-        tail: Nanos,
-    ) -> Nanos {
-        // Without a gap, if the last transmission ends in this nanosecond.
-        let has_waited = true;
-        let start = self.wire.busy_until.from(self.now, has_waited);
-        let (passage, busy_until) = self.properties.speed.transmit_alike(start, parcel.bytes.into(), tail);
-        self.wire.busy_until = busy_until;
-
-        // A wire carries one packet after the other, so the new packet arrives after those before.
-        let (head, tail) = (passage.head, passage.tail);
-        let is_only = lane.push(Parcel { head, tail, credits, ..*parcel }, self.now);
+    fn push(&mut self, lane: &mut Lane, index: usize, parcel: Parcel) {
         self.marks.sent += 1;
-        if is_only {
+        let head = parcel.head;
+        if lane.push(parcel, self.now) {
             self.show_at(lane, index, head);
         }
         // If the sender has too few credits now, those that are back may be enough. Otherwise it
@@ -175,7 +175,6 @@ impl PortParts<'_> {
             lane.credits_after_returns(self.now);
             watch_credits(lane, index, self.wheel);
         }
-        passage.end
     }
 }
 
@@ -200,6 +199,8 @@ fn add_credit_event(lane: &mut Lane, index: usize, wheel: &mut Wheel) {
 impl Links for NodeLinks<'_> {
     type Packet = Parcel;
 
+    const TAKES_TIME: bool = true;
+
     #[inline]
     fn now(&self) -> Nanos {
         self.now
@@ -217,7 +218,7 @@ impl Links for NodeLinks<'_> {
 
     #[inline(always)]
     fn route_head(&mut self, input: LinkInput) -> Option<(u64, u32)> {
-        let lane = self.tables.lanes.get(self.status.first_lane as usize + usize::from(input.number))?;
+        let lane = self.tables.lanes.get(self.lane_of(input))?;
         lane.shown_first().map(|parcel| (parcel.word, parcel.bytes))
     }
 
@@ -228,8 +229,8 @@ impl Links for NodeLinks<'_> {
     }
 
     #[inline]
-    fn await_tail(&mut self, port: u8, vc: u8) -> bool {
-        let index = self.lane_in(port, vc.into());
+    fn await_tail(&mut self, input: LinkInput) -> bool {
+        let index = self.lane_of(input);
         let Some(lane) = self.tables.lanes.get_mut(index) else { return false };
         let Some(tail) = lane.shown_first().map(|parcel| parcel.tail) else { return false };
         if lane.shown == Shown::Whole {
@@ -239,7 +240,7 @@ impl Links for NodeLinks<'_> {
         if tail > self.now {
             lane.due = tail;
             if !std::mem::replace(&mut lane.has_event, true) {
-                self.tables.wheel.add(tail, Kind::Arrival(index as u32));
+                self.tables.wheel.add_arrival(tail, index as u32);
             }
             return false;
         }
@@ -293,7 +294,7 @@ impl Links for NodeLinks<'_> {
 
         if !wire.has_event {
             wire.has_event = true;
-            self.tables.wheel.add_idle(idle_at, wire_of(self.node, port));
+            self.tables.wheel.add(idle_at, Kind::Idle(wire_of(self.node, port)));
         }
         idle_at
     }
@@ -313,10 +314,10 @@ impl Links for NodeLinks<'_> {
 
     #[inline(always)]
     fn forward_within(&mut self, from: LinkInput, to: PortChannel, least: u32) -> Option<bool> {
-        let from_lane = self.status.first_lane as usize + usize::from(from.number);
-        self.forward_lane(from_lane, to.port, to.channel, least)
+        self.forward_lane(self.lane_of(from), to.port, to.channel, least)
     }
 
+    #[inline(always)]
     fn send(&mut self, to: PortChannel, parcel: Parcel) -> Result<(), Parcel> {
         let out = self.lane_out(to.port, to.channel);
         let credits = self.tables.properties.unit.needed(parcel.bytes.into());
@@ -326,20 +327,25 @@ impl Links for NodeLinks<'_> {
             return Err(parcel);
         }
 
-        let Some((lanes, mut parts)) = self.port_parts(to.port) else { return Err(parcel) };
-        let Some(lane) = lanes.get_mut(out) else { return Err(parcel) };
-        parts.transmit(lane, out, &parcel, credits, Nanos::ZERO);
+        let NodeStatus { wires, marks, .. } = self.status;
+        let Tables { properties, lanes, wheel, .. } = self.tables;
+        let (Some(wire), Some(lane)) = (wires.get_mut(usize::from(to.port)), lanes.get_mut(out)) else {
+            return Err(parcel);
+        };
+        let parcel = wire.transmit(&properties.speed, &Parcel { credits, ..parcel }, Nanos::ZERO, self.now);
+        ShownLanes { marks, wheel, now: self.now }.push(lane, out, parcel);
         Ok(())
     }
 
     #[inline]
     fn take(&mut self, port: u8, vc: u8) -> Option<Parcel> {
-        let (index, now) = (self.lane_in(port, vc.into()), self.now);
-        let (lanes, mut parts) = self.port_parts(port)?;
-        let lane = lanes.get_mut(index).filter(|lane| lane.shown == Shown::Whole)?;
-        let parcel = *lane.shown_first()?;
-        parts.pop(lane, index, now);
-        Some(parcel)
+        let index = self.lane_in(port, vc.into());
+        self.take_lane(index).map(|(parcel, _)| parcel)
+    }
+
+    #[inline(always)]
+    fn take_first(&mut self, from: LinkInput) -> Option<(Parcel, bool)> {
+        self.take_lane(self.lane_of(from))
     }
 
     fn copy(&mut self, packet: &Parcel) -> Option<Parcel> {

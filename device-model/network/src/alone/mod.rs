@@ -29,7 +29,8 @@
 //!
 //! A link has a delay of at least 1 ns. An action of a node therefore concerns another one at a
 //! later time only, and the result does not depend on the order of the events and turns of one
-//! time.
+//! time. Arrivals are carried out last. A node that has a turn in any case then decides on new
+//! heads in it, which takes less than [`Node::arrive`].
 //!
 //! # What is missing
 //!

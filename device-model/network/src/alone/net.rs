@@ -1,7 +1,7 @@
 //! The tables of a network's links, and their events.
 
 use nicforge_core::{
-    cache::{prefetch, prefetch_lines},
+    cache::{prefetch_entry, prefetch_lines},
     fabric::{
         CreditUnit, LinkSpec,
         timing::{Start, WireSpeed},
@@ -12,14 +12,13 @@ use nicforge_core::{
 use super::{
     lane::{Lane, Shown},
     links::NodeLinks,
-    wheel::{Event, Kind, Wheel},
+    network::Node,
+    wheel::{Event, Events, Kind, Wheel},
 };
 use crate::shape::CableEnd;
 
-/// Number of events by which an event's memory is prefetched ahead of its execution.
-const PREFETCH_DISTANCE: usize = 6;
-/// Cache lines of a node's wires that are prefetched: they hold those of six ports.
-const WIRE_LINES: usize = 3;
+/// Events between the request for the memory of one and its execution.
+pub(super) const AHEAD: usize = 6;
 /// No lane: the port has no cable.
 pub(super) const NO_LANE: u32 = u32::MAX;
 
@@ -174,7 +173,7 @@ impl Net {
         Self {
             tables: Tables { properties, lanes: lanes.collect(), wheel: Wheel::new(), now: Nanos::ZERO },
             status: status.collect(),
-            woken: Vec::with_capacity(nodes),
+            woken: Vec::with_capacity(nodes + 2),
         }
     }
 
@@ -235,24 +234,11 @@ impl Net {
         }
     }
 
-    /// Has the processor load the lane or node of an event. The tables of a large network are in no
+    /// Has the processor load the lane of an arrival. The tables of a large network are in no
     /// cache.
     #[inline(always)]
-    fn prefetch_event(&self, event: Event) {
-        match event.kind() {
-            Kind::Arrival(lane) | Kind::Credit(lane) => {
-                if let Some(lane) = self.tables.lanes.get(lane as usize) {
-                    prefetch(lane);
-                }
-            }
-            Kind::Idle(wire) => {
-                let (node, _) = port_of(wire);
-                if let Some(status) = self.status.get(node as usize) {
-                    prefetch(status);
-                }
-            }
-            Kind::Timer(_) => {}
-        }
+    pub(super) fn prefetch_lane(&self, lane: u32) {
+        prefetch_entry::<1, _>(&self.tables.lanes, lane as usize);
     }
 
     /// Returns the inputs of a node with the head of a packet, and the ports at which a wait has
@@ -282,7 +268,7 @@ impl Net {
     /// Returns the events of the next time, if it is at most `limit`, and goes on to that time. The
     /// caller must return the memory: [`Net::recycle_events`].
     #[inline]
-    pub(super) fn take_events(&mut self, limit: Nanos) -> Option<Vec<Event>> {
+    pub(super) fn take_events(&mut self, limit: Nanos) -> Option<Events> {
         let (due, events) = self.tables.wheel.take(limit)?;
         self.go_on_to(due);
         Some(events)
@@ -294,28 +280,27 @@ impl Net {
     }
 
     /// Keeps the memory of events that were carried out.
-    pub(super) fn recycle_events(&mut self, events: Vec<Event>) {
+    pub(super) fn recycle_events(&mut self, events: Events) {
         self.tables.wheel.recycle(events);
     }
 
-    /// Has the processor load the lane or node of the event that is [`PREFETCH_DISTANCE`] after
-    /// `events[index]`.
+    /// Carries out the events of a time that are no arrivals.
     #[inline(always)]
-    pub(super) fn prefetch_ahead(&self, events: &[Event], index: usize) {
-        if let Some(&ahead) = events.get(index + PREFETCH_DISTANCE) {
-            self.prefetch_event(ahead);
+    pub(super) fn carry_out_others(&mut self, events: &Events) {
+        for &lane in events.arrivals.iter().take(AHEAD) {
+            self.prefetch_lane(lane);
         }
-    }
-
-    /// Carries out an event. Returns the arrival of a head at a node that is not woken yet.
-    #[inline(always)]
-    pub(super) fn carry_out(&mut self, event: Event) -> Option<ArrivedHead> {
-        match event.kind() {
-            Kind::Arrival(lane) => return self.arrive(lane),
-            Kind::Idle(wire) => self.fall_idle(wire),
-            rare => self.carry_out_rare(rare),
+        for (index, &event) in events.others.iter().enumerate() {
+            if let Some(&ahead) = events.others.get(index + AHEAD) {
+                // Most are of wires. What is loaded for the others has no use.
+                let (node, _) = port_of(ahead.index());
+                prefetch_entry::<1, _>(&self.status, node as usize);
+            }
+            match event.kind() {
+                Kind::Idle(wire) => self.fall_idle(wire),
+                rare => self.carry_out_rare(rare),
+            }
         }
-        None
     }
 
     /// Carries out an event of a kind that is rare.
@@ -332,41 +317,47 @@ impl Net {
         }
     }
 
-    /// Shows the receiver of a lane the head or the tail that has arrived. A tail wakes it. Returns
-    /// the arrival of a head at a node that is not woken yet.
+    /// Carries out an arrival: shows the receiver of a lane what has arrived. The event may be that
+    /// of a former packet. A receiver that has no turn yet decides on a head here.
     #[inline(always)]
-    fn arrive(&mut self, index: u32) -> Option<ArrivedHead> {
-        let Tables { lanes, wheel, now, .. } = &mut self.tables;
-        let lane = &mut lanes[index as usize];
-        // The event may be that of a former packet, and the next arrival later.
-        if lane.due > *now {
+    pub(super) fn arrive<N: Node>(&mut self, nodes: &mut [N], index: u32) {
+        let Self { tables, status, woken } = self;
+        let now = tables.now;
+        let lane = &mut tables.lanes[index as usize];
+        if lane.due > now {
             lane.has_event = lane.due < Nanos::NEVER;
             if lane.has_event {
-                wheel.add(lane.due, Kind::Arrival(index));
+                tables.wheel.add_arrival(lane.due, index);
             }
-            return None;
+            return;
         }
         lane.has_event = false;
         lane.due = Nanos::NEVER;
 
-        let (node, input) = (lane.receiver, lane.input);
-        let status = &mut self.status[node as usize];
-        if lane.shown == Shown::Nothing {
-            lane.shown = Shown::Head;
-            status.marks.heads |= 1 << (input % 64);
-            return if status.is_woken { None } else { Some(ArrivedHead { node, input }) };
+        let (receiver, input) = (lane.receiver, lane.input);
+        let status = &mut status[receiver as usize];
+        if lane.shown != Shown::Nothing {
+            lane.shown = Shown::Whole;
+            status.marks.whole |= 1 << (input % 64);
+            return status.wake(receiver, woken);
         }
-        lane.shown = Shown::Whole;
-        status.marks.whole |= 1 << (input % 64);
-        status.wake(node, &mut self.woken);
-        None
+
+        lane.shown = Shown::Head;
+        status.marks.heads |= 1 << (input % 64);
+        if !status.is_woken
+            && let Some(node) = nodes.get_mut(receiver as usize)
+        {
+            let mut links = NodeLinks { tables, status, now, node: receiver };
+            if node.arrive(&mut links, input) {
+                links.status.wake(receiver, woken);
+            }
+        }
     }
 
-    /// Wakes the sender of a wire that has fallen idle. If the wire has begun another transmission
-    /// since the event was added, adds an event for the end of that one.
-    #[inline]
-    fn fall_idle(&mut self, number: u32) {
-        let (node, port) = port_of(number);
+    /// Wakes the sender of a wire that has fallen idle.
+    #[inline(always)]
+    fn fall_idle(&mut self, index: u32) {
+        let (node, port) = port_of(index);
         let status = &mut self.status[node as usize];
         let wire = &mut status.wires[usize::from(port)];
         let due = wire.busy_until.rounded_up();

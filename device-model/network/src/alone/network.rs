@@ -1,7 +1,7 @@
 //! The nodes of a network alone, and the order of their turns.
 
 use nicforge_core::{
-    cache::prefetch_lines,
+    cache::prefetch_entry,
     fabric::{FabricError, LinkSpec},
     time::Nanos,
 };
@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use super::{
     links::NodeLinks,
-    net::{ArrivedHead, Net},
+    net::{AHEAD, Net},
 };
 use crate::shape::Cabling;
 
@@ -169,11 +169,13 @@ impl<N: Node> Network<N> {
     pub fn run_until(&mut self, time: Nanos) -> Result<(), Endless> {
         self.run_woken()?;
         while let Some(events) = self.net.take_events(time) {
-            for (index, &event) in events.iter().enumerate() {
-                self.net.prefetch_ahead(&events, index);
-                if let Some(head) = self.net.carry_out(event) {
-                    self.show_head(head);
+            // The nodes that have a turn in any case need not decide on heads ahead of it.
+            self.net.carry_out_others(&events);
+            for (index, &lane) in events.arrivals.iter().enumerate() {
+                if let Some(&ahead) = events.arrivals.get(index + AHEAD) {
+                    self.net.prefetch_lane(ahead);
                 }
+                self.net.arrive(&mut self.nodes, lane);
             }
             self.net.recycle_events(events);
             self.run_woken()?;
@@ -185,53 +187,40 @@ impl<N: Node> Network<N> {
         Ok(())
     }
 
-    /// Lets a node's router decide on a packet whose head has arrived, and wakes the node if it
-    /// needs a turn for that.
-    #[inline(always)]
-    fn show_head(&mut self, ArrivedHead { node: number, input }: ArrivedHead) {
-        let (node, links) = (self.nodes.get_mut(number as usize), self.net.node_links(number));
-        if let (Some(node), Some(mut links)) = (node, links)
-            && node.arrive(&mut links, input)
-        {
-            self.net.wake(number);
-        }
-    }
-
-    /// Runs the turns of all woken nodes. If one of them does not end, it and those after it stay
-    /// woken.
+    /// Runs the turns of all woken nodes.
     fn run_woken(&mut self) -> Result<(), Endless> {
         // The empty memory takes the nodes that are woken meanwhile.
         std::mem::swap(&mut self.turns, &mut self.net.woken);
-        let turns = std::mem::take(&mut self.turns);
-        for (index, &number) in turns.iter().enumerate() {
-            self.prefetch(&turns[index..]);
+        let mut turns = std::mem::take(&mut self.turns);
+        let Some(&last) = turns.last() else {
+            self.turns = turns;
+            return Ok(());
+        };
+
+        // Each turn has two behind it then, whose memory is loaded meanwhile.
+        turns.extend([last; 2]);
+        for (index, window) in turns.windows(3).enumerate() {
+            let &[number, next, ahead] = window else { continue };
+            self.prefetch(next, ahead);
             if let Err(endless) = self.run_node(number) {
-                self.net.postpone(&turns[index..]);
+                self.net.postpone(&turns[index..turns.len() - 2]);
                 return Err(endless);
             }
         }
 
+        turns.clear();
         self.turns = turns;
-        self.turns.clear();
         Ok(())
     }
 
-    /// Has the processor load the memory of the nodes that have their turns after the first of
-    /// `turns`.
+    /// Has the processor load what the next turn needs, and the one after that.
     #[inline(always)]
-    fn prefetch(&self, turns: &[u32]) {
-        // In two steps: what a router needs of its tables is known only when its masks are loaded.
-        if let Some(&after_next) = turns.get(2)
-            && let Some(node) = self.nodes.get(after_next as usize)
-        {
-            prefetch_lines::<NODE_LINES, _>(node);
-            self.net.prefetch_node(after_next);
-        }
-        if let Some(&next) = turns.get(1)
-            && let Some(node) = self.nodes.get(next as usize)
-        {
-            let (heads, freed) = self.net.heads_and_freed(next);
-            node.prefetch(heads, freed);
+    fn prefetch(&self, next: u32, ahead: u32) {
+        prefetch_entry::<NODE_LINES, _>(&self.nodes, ahead as usize);
+        self.net.prefetch_node(ahead);
+        if let Some(node) = self.nodes.get(next as usize) {
+            let (arrived, freed) = self.net.waits_ended(next);
+            node.prefetch(arrived, freed);
         }
     }
 

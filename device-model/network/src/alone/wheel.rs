@@ -43,9 +43,15 @@ impl Event {
         Self(index << Self::KIND_BITS | kind)
     }
 
+    /// Returns the index of the lane, wire or node.
+    #[inline(always)]
+    pub(super) const fn index(self) -> u32 {
+        self.0 >> Self::KIND_BITS
+    }
+
     #[inline]
     pub(super) const fn kind(self) -> Kind {
-        let index = self.0 >> Self::KIND_BITS;
+        let index = self.index();
         match self.0 & ((1 << Self::KIND_BITS) - 1) {
             0 => Kind::Arrival(index),
             1 => Kind::Credit(index),
@@ -55,18 +61,28 @@ impl Event {
     }
 }
 
+/// The events of one time. Arrivals are apart, because a loop over events of one kind is shorter.
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    /// Lanes of arrivals.
+    pub(super) arrivals: Vec<u32>,
+    /// Events of the other kinds.
+    pub(super) others: Vec<Event>,
+}
+
 /// The events of a network.
 #[derive(Debug)]
 pub(super) struct Wheel {
     /// Events of the wheel are from this time on, and before this time plus [`SLOTS`].
     base: u64,
-    /// A slot without events has no memory.
-    slots: Box<[Vec<Event>; SLOTS]>,
+    /// Lanes of arrivals by slot. A slot without events has no memory.
+    arrivals: Box<[Vec<u32>; SLOTS]>,
+    /// Events of the other kinds by slot.
+    others: Box<[Vec<Event>; SLOTS]>,
     occupied: OccupiedSlots,
-    /// Empty vectors that slots have had. The memory of the last one is the most likely to be in a
-    /// cache.
-    spare: Vec<Vec<Event>>,
-    /// Events that are too far away for the wheel, with their times: the earliest one first.
+    /// Memory that slots have had. The last one is the most likely to be in a cache.
+    spare: Vec<Events>,
+    /// Events that are not on the wheel.
     far: BinaryHeap<Reverse<(u64, Event)>>,
 }
 
@@ -75,57 +91,61 @@ impl Wheel {
     pub(super) fn new() -> Self {
         Self {
             base: 0,
-            slots: Box::new([const { Vec::new() }; SLOTS]),
+            arrivals: Box::new([const { Vec::new() }; SLOTS]),
+            others: Box::new([const { Vec::new() }; SLOTS]),
             occupied: OccupiedSlots::default(),
             spare: Vec::new(),
             far: BinaryHeap::new(),
         }
     }
 
-    /// Adds an event at `due`, which is after the time of the last [`Wheel::take`].
-    #[inline]
-    pub(super) fn add(&mut self, due: Nanos, kind: Kind) {
-        let (time, event) = (due.0, Event::new(kind));
-        let slot = time as usize % SLOTS;
-        if time.wrapping_sub(self.base) >= SLOTS as u64 {
-            return self.add_far(time, event);
+    /// Adds the arrival of a lane's packet at `due`, which is after the time of the last
+    /// [`Wheel::take`].
+    #[inline(always)]
+    pub(super) fn add_arrival(&mut self, due: Nanos, lane: u32) {
+        let arrivals = &mut self.arrivals[due.0 as usize % SLOTS];
+        if due.0.wrapping_sub(self.base) < SLOTS as u64 && arrivals.len() < arrivals.capacity() {
+            arrivals.push(lane);
+        } else {
+            self.add_with_room(due, Event::new(Kind::Arrival(lane)));
         }
-
-        if self.slots[slot].len() == self.slots[slot].capacity() {
-            self.make_room(slot);
-        }
-        self.slots[slot].push(event);
     }
 
-    /// Adds the event of a wire that falls idle at `due`, as [`Wheel::add`] does.
+    /// Adds an event of another kind, as [`Wheel::add_arrival`] does.
     #[inline(never)]
-    pub(super) fn add_idle(&mut self, due: Nanos, wire: u32) {
-        self.add(due, Kind::Idle(wire));
+    pub(super) fn add(&mut self, due: Nanos, kind: Kind) {
+        let event = Event::new(kind);
+        let others = &mut self.others[due.0 as usize % SLOTS];
+        if due.0.wrapping_sub(self.base) < SLOTS as u64 && others.len() < others.capacity() {
+            others.push(event);
+        } else {
+            self.add_with_room(due, event);
+        }
     }
 
-    /// Makes room for another event in a slot. If it is the first one, the slot gets a spare vector
-    /// and counts as occupied.
+    /// Adds an event for which the wheel has no room yet.
     #[cold]
     #[inline(never)]
-    fn make_room(&mut self, slot: usize) {
-        let events = &mut self.slots[slot];
-        if events.is_empty() {
-            *events = self.spare.pop().unwrap_or_default();
+    fn add_with_room(&mut self, due: Nanos, event: Event) {
+        if due.0.wrapping_sub(self.base) >= SLOTS as u64 {
+            return self.far.push(Reverse((due.0, event)));
+        }
+
+        let slot = due.0 as usize % SLOTS;
+        let (arrivals, others) = (&mut self.arrivals[slot], &mut self.others[slot]);
+        if arrivals.is_empty() && others.is_empty() {
+            Events { arrivals: *arrivals, others: *others } = self.spare.pop().unwrap_or_default();
             self.occupied.insert(slot);
         }
-        events.reserve(1);
-    }
-
-    /// Adds an event that is too far away for the wheel.
-    #[cold]
-    #[inline(never)]
-    fn add_far(&mut self, time: u64, event: Event) {
-        self.far.push(Reverse((time, event)));
+        match event.kind() {
+            Kind::Arrival(lane) => arrivals.push(lane),
+            _ => others.push(event),
+        }
     }
 
     /// Returns the events of the next time, and that time, if it is at most `limit`. The caller
     /// must return the memory: [`Wheel::recycle`].
-    pub(super) fn take(&mut self, limit: Nanos) -> Option<(Nanos, Vec<Event>)> {
+    pub(super) fn take(&mut self, limit: Nanos) -> Option<(Nanos, Events)> {
         let near = self.occupied.first_time(self.base).unwrap_or(u64::MAX);
         let far = self.far.peek().map_or(u64::MAX, |Reverse((time, _))| *time);
         let time = near.min(far);
@@ -133,16 +153,20 @@ impl Wheel {
             return None;
         }
 
-        let mut events = Vec::new();
+        let mut events = Events::default();
         if near == time {
             let slot = time as usize % SLOTS;
-            events = std::mem::take(&mut self.slots[slot]);
+            events.arrivals = std::mem::take(&mut self.arrivals[slot]);
+            events.others = std::mem::take(&mut self.others[slot]);
             self.occupied.remove(slot);
         }
         while let Some(Reverse((due, event))) = self.far.peek()
             && *due == time
         {
-            events.push(*event);
+            match event.kind() {
+                Kind::Arrival(lane) => events.arrivals.push(lane),
+                _ => events.others.push(*event),
+            }
             self.far.pop();
         }
 
@@ -151,8 +175,9 @@ impl Wheel {
     }
 
     /// Keeps the memory of events that were carried out.
-    pub(super) fn recycle(&mut self, mut events: Vec<Event>) {
-        events.clear();
+    pub(super) fn recycle(&mut self, mut events: Events) {
+        events.arrivals.clear();
+        events.others.clear();
         self.spare.push(events);
     }
 }

@@ -4,8 +4,6 @@ use nicforge_core::fabric::PortChannel;
 
 use super::{
     Candidates, Decision, Exit, Links, Policy, Room, RoutedPacket, Router, Source, Targets,
-    heads::Heads,
-    outputs::{Choice, Outputs},
     plan::Plan,
     requests::{Inputs, bits},
 };
@@ -39,7 +37,7 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     }
 
     /// Returns whether the wire of a port is idle. The function is woken when it falls idle.
-    #[inline]
+    #[inline(always)]
     pub(super) fn await_output<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
         let idle_at = ports.await_wire(port);
         let is_idle = idle_at <= ports.now();
@@ -60,77 +58,6 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     fn serve_idle_output<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
         // The adaptive channels are those that packets have wanted so far.
         (self.outputs.adaptive_vcs == 0 && self.send_fixed(ports, port)) || self.serve_one_of(ports, port)
-    }
-
-    /// Sends the packet of the input whose turn it is at a port, if the packet has one exit,
-    /// without the bubble rule, and room behind it. Returns false, and changes nothing, otherwise.
-    ///
-    /// [`Router::serve_one_of`] does the same with such a packet, but checks the room of all
-    /// inputs. Most packets of a busy network take this path.
-    #[inline(always)]
-    fn send_fixed<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
-        let Outputs { ports: outputs, wanted, through_ratio, .. } = &mut self.outputs;
-        let Some(output) = outputs.get_mut(usize::from(port)) else { return false };
-        let requesting = output.requests.fixed;
-        let choice = if requesting & requesting.wrapping_sub(1) == 0 {
-            Choice::only(&self.plan.rules, requesting.trailing_zeros() as usize)
-        } else {
-            output.choose(&self.plan.rules, requesting, *through_ratio)
-        };
-
-        let input = usize::from(choice.input);
-        // The table names the port only if it is the one exit of the packet.
-        let exit = self.heads.exits.of(input);
-        if exit.port != port {
-            return false;
-        }
-        let vc = exit.vc;
-        // An input without room has no part in the choice. That makes a difference only if none of
-        // those that the choice competes with has room.
-        if self.plan.tracked.has(vc.into())
-            || (choice.competes
-                && !competes_with_room(&self.plan, &self.heads, ports, port, (requesting, choice)))
-        {
-            return false;
-        }
-
-        let to = PortChannel { port, channel: vc.into() };
-        if choice.is_injected {
-            return self.send_fixed_injected(ports, choice, to);
-        }
-        let (from, least) = (self.plan.layout.link_input(input), self.plan.longest_credits);
-        let Some(has_next) = ports.forward_within(from, to, least) else { return false };
-
-        self.heads.exposed |= Inputs::from(has_next) << input;
-        if output.remove_sent(choice) {
-            *wanted &= !(1 << port);
-        }
-        self.heads.leave(input, ports.now());
-        true
-    }
-
-    /// Sends the chosen packet of an injection FIFO as [`Router::send_fixed`] does.
-    #[inline(never)]
-    fn send_fixed_injected<L: Links<Packet = K>>(
-        &mut self,
-        ports: &mut L,
-        choice: Choice,
-        to: PortChannel,
-    ) -> bool {
-        let (input, vc) = (usize::from(choice.input), to.channel as u8);
-        let source = self.plan.layout.source(input);
-        let Source::Injection { fifo } = source else { return false };
-        if !ports.update_room(to.port, vc, self.plan.longest_credits) || !self.send_injected(ports, fifo, to)
-        {
-            return false;
-        }
-
-        if self.outputs.ports[usize::from(to.port)].remove_sent(choice) {
-            self.outputs.wanted &= !(1 << to.port);
-        }
-        self.heads.leave(input, ports.now());
-        self.show_next_injected(source, input, ports.now());
-        true
     }
 
     /// Sends the packet of one of the inputs that want a port. The wire is idle. Returns false if
@@ -384,8 +311,13 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     }
 
     /// Sends the first packet of an injection FIFO.
-    #[inline]
-    fn send_injected<L: Links<Packet = K>>(&mut self, ports: &mut L, fifo: u8, to: PortChannel) -> bool {
+    #[inline(always)]
+    pub(super) fn send_injected<L: Links<Packet = K>>(
+        &mut self,
+        ports: &mut L,
+        fifo: u8,
+        to: PortChannel,
+    ) -> bool {
         let now = ports.now();
         let queue = &mut self.fifos.injection[usize::from(fifo)];
         let Some(packet) = queue.pop(now) else { return false };
@@ -469,25 +401,4 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         self.heads.local &= !(1 << input);
         true
     }
-}
-
-/// Returns whether a choice among inputs with one exit each competes with an input that has room:
-/// one from a link with one that injects, or the other way round.
-#[inline(never)]
-fn competes_with_room<L: Links>(
-    plan: &Plan,
-    heads: &Heads,
-    ports: &mut L,
-    port: u8,
-    (requesting, choice): (Inputs, Choice),
-) -> bool {
-    let rules = &plan.rules;
-    let (_, first) = rules.highest(requesting);
-    let others = if choice.is_injected { first & !rules.injection } else { first & rules.injection };
-    bits(others).any(|input| {
-        let exit = heads.single_exit(input.into());
-        exit.is_some_and(|exit| {
-            !plan.tracked.has(exit.vc.into()) && ports.update_room(port, exit.vc, plan.longest_credits)
-        })
-    })
 }

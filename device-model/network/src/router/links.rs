@@ -36,9 +36,8 @@ pub trait Links {
     /// A packet that the caller owns.
     type Packet: RoutedPacket;
 
-    /// Whether [`Links::take_freed`] reports each credit that a port waits for, even if links take
-    /// no time.
-    const REPORTS_CREDITS: bool = false;
+    /// Whether each packet takes time on these links, so that none move in rows.
+    const TAKES_TIME: bool = false;
 
     /// Returns the present time.
     fn now(&self) -> Nanos;
@@ -47,16 +46,17 @@ pub trait Links {
     /// be in both. The bit of a port's virtual channel is [`LinkInput::number`].
     fn arrived_inputs(&self, ports: u8, vcs: u8) -> [Inputs; 2];
 
-    /// Returns a bit mask of the ports at which a wait has ended since the last call.
+    /// Returns a bit mask of the ports at which a wait has ended since the last call: for the wire,
+    /// or for credits.
     fn take_freed(&mut self) -> u64;
 
     /// Returns the route word of the first packet of an input, and its bytes with the framing, if
     /// its head has arrived. Only heads are shown from then on.
     fn route_head(&mut self, input: LinkInput) -> Option<(u64, u32)>;
 
-    /// Requests the arrival of the whole first packet of a virtual channel, not of its head alone.
-    /// Returns whether it has arrived.
-    fn await_tail(&mut self, port: u8, vc: u8) -> bool;
+    /// Requests the arrival of the whole first packet of an input, not of its head alone. Returns
+    /// whether it has arrived.
+    fn await_tail(&mut self, input: LinkInput) -> bool;
 
     /// Returns whether the head of the first packet of a virtual channel has arrived.
     fn has_head(&self, port: u8, vc: u8) -> bool;
@@ -105,6 +105,14 @@ pub trait Links {
 
     /// Takes the first packet of a virtual channel, if it has arrived as a whole.
     fn take(&mut self, port: u8, vc: u8) -> Option<Self::Packet>;
+
+    /// Takes the first packet as [`Links::take`] does. Returns it, and whether the head of another
+    /// packet can be seen there then.
+    #[inline(always)]
+    fn take_first(&mut self, from: LinkInput) -> Option<(Self::Packet, bool)> {
+        let packet = self.take(from.port, from.vc)?;
+        Some((packet, self.has_head(from.port, from.vc)))
+    }
 
     /// Forwards up to `limit` packets with a route word, which have arrived as a whole. Links that
     /// take time forward none this way.
@@ -181,8 +189,6 @@ fn inputs_of(masks: &[u64; MAX_CHANNELS], ports: u8, vcs: u8) -> Inputs {
 impl Links for Ports<'_> {
     type Packet = Packet;
 
-    const REPORTS_CREDITS: bool = true;
-
     #[inline]
     fn now(&self) -> Nanos {
         Ports::now(self)
@@ -210,7 +216,7 @@ impl Links for Ports<'_> {
     }
 
     #[inline]
-    fn await_tail(&mut self, port: u8, vc: u8) -> bool {
+    fn await_tail(&mut self, LinkInput { port, vc, .. }: LinkInput) -> bool {
         Ports::await_tail(self, port, vc.into())
     }
 

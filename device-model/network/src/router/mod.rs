@@ -52,6 +52,7 @@
 //! | `links` | the links and packets that a router needs |
 //! | `heads` | the first packets of the inputs, with the decisions on them |
 //! | `grant` | room behind an output, and the sending |
+//! | `fixed` | the sending of packets with one exit, which is shorter |
 //! | `slots` | places on rings with the bubble rule |
 //! | `step` | the work of a step |
 //! | `rows` | packets that follow each other over links that take no time |
@@ -59,6 +60,7 @@
 
 mod counters;
 pub(crate) mod fifo;
+mod fixed;
 mod grant;
 mod heads;
 mod links;

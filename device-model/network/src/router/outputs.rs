@@ -76,17 +76,32 @@ impl Output {
     /// Records that the choice was sent.
     #[inline(always)]
     pub(super) fn count_sent(&mut self, choice: Choice) {
-        let priority = usize::from(choice.priority) % PRIORITIES;
-        self.last[priority][usize::from(choice.is_injected)] = choice.input;
-        if choice.is_injected {
-            self.run[priority] = 0;
-            self.counters.injected += 1;
+        let Choice { input, priority, is_injected, competes } = choice;
+        if is_injected {
+            self.count_injected(input, priority);
         } else {
-            if choice.competes {
-                self.run[priority] = self.run[priority].saturating_add(1);
-            }
-            self.counters.through += 1;
+            self.count_through(input, priority, competes);
         }
+    }
+
+    /// Records that the packet of an input from a link was sent.
+    #[inline(always)]
+    pub(super) fn count_through(&mut self, input: u8, priority: u8, competes: bool) {
+        let priority = usize::from(priority) % PRIORITIES;
+        self.last[priority][0] = input;
+        if competes {
+            self.run[priority] = self.run[priority].saturating_add(1);
+        }
+        self.counters.through += 1;
+    }
+
+    /// Records that the packet of an injection FIFO was sent.
+    #[inline(always)]
+    pub(super) fn count_injected(&mut self, input: u8, priority: u8) {
+        let priority = usize::from(priority) % PRIORITIES;
+        self.last[priority][1] = input;
+        self.run[priority] = 0;
+        self.counters.injected += 1;
     }
 
     /// Records that so many packets of the choice were sent one after the other.
@@ -140,10 +155,10 @@ impl Outputs {
 
     /// Lets the ports that were blocked send again, if their wire or their credits may permit it.
     #[inline]
-    pub(super) fn update_blocked<L: Links>(&mut self, rules: &Rules, ports: &mut L) {
+    pub(super) fn update_blocked<L: Links>(&mut self, ports: &mut L) {
         let freed = ports.take_freed();
         self.blocked.busy &= !freed;
-        self.blocked.full &= if L::REPORTS_CREDITS || rules.reports_credits { !freed } else { 0 };
+        self.blocked.full &= !freed;
     }
 
     /// Returns the ports that inputs want and that may send.

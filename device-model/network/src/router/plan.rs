@@ -130,9 +130,6 @@ pub(super) struct Rules {
     of_input: [u8; MAX_INPUTS],
     /// Inputs that are injection FIFOs.
     pub(super) injection: Inputs,
-    /// The fabric reports each credit that a port waits for:
-    /// [`nicforge_core::fabric::Ports::take_freed`].
-    pub(super) reports_credits: bool,
     /// Packets move in rows: the links take no time, and each packet takes one credit.
     pub(super) has_rows: bool,
 }
@@ -149,13 +146,7 @@ impl Rules {
             of_input[input] = priority;
         }
 
-        Self {
-            priorities,
-            of_input,
-            injection: layout.injection,
-            reports_credits: spec.link.delay > 0,
-            has_rows: takes_no_time(&spec.link),
-        }
+        Self { priorities, of_input, injection: layout.injection, has_rows: takes_no_time(&spec.link) }
     }
 
     /// Returns the priority of an input.

@@ -20,6 +20,12 @@ pub trait Policy {
         }
     }
 
+    /// Returns whether the decision is [`Decision::Local`].
+    #[inline]
+    fn is_local(&self, word: u64, from: Source) -> bool {
+        self.decide(word, from) == Decision::Local
+    }
+
     /// Returns whether the policy can decide [`Decision::Any`]. The ports that such a packet finds
     /// idle depend on the order in which a router decides, so that it decides in its steps alone.
     #[inline]

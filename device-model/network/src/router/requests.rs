@@ -3,7 +3,7 @@
 use super::{
     Decision, Exit, MAX_INPUTS,
     heads::Exits,
-    outputs::{Choice, Output, Outputs},
+    outputs::{Output, Outputs},
     policy::Candidates,
 };
 
@@ -54,12 +54,11 @@ pub(super) struct PortRequests {
 }
 
 impl Output {
-    /// Removes the request of a choice, whose exit by this port was the only one, and counts it.
-    /// Returns whether no input wants the port any more.
+    /// Removes the request of an input, whose exit by this port was the only one. Returns whether
+    /// no input wants the port any more.
     #[inline(always)]
-    pub(super) fn remove_sent(&mut self, choice: Choice) -> bool {
-        self.requests.fixed &= !(1 << (choice.input % MAX_INPUTS as u8));
-        self.count_sent(choice);
+    pub(super) fn remove_fixed(&mut self, input: usize) -> bool {
+        self.requests.fixed &= !(1 << (input % MAX_INPUTS));
         self.requests.fixed | self.requests.adaptive == 0
     }
 }

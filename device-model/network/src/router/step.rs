@@ -1,6 +1,9 @@
 //! The work of a step: decisions on new packets, deliveries, and the outputs.
 
-use nicforge_core::{cache::prefetch, time::Nanos};
+use nicforge_core::{
+    cache::{prefetch, prefetch_entry},
+    time::Nanos,
+};
 
 use super::{
     Candidates, Decision, Fifos, Links, Outcome, Policy, RoutedPacket, Router, Source, Targets,
@@ -19,16 +22,12 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         prefetch(&*self.heads.exits);
         let mut inputs = arrived & !self.heads.decided;
         while inputs != 0 {
-            if let Some(head) = self.heads.inputs.get(inputs.trailing_zeros() as usize) {
-                prefetch(head);
-            }
+            prefetch_entry::<1, _>(&self.heads.inputs, inputs.trailing_zeros() as usize);
             inputs &= inputs - 1;
         }
         let mut ports = freed & self.outputs.wanted;
         while ports != 0 {
-            if let Some(output) = self.outputs.ports.get(ports.trailing_zeros() as usize) {
-                prefetch(output);
-            }
+            prefetch_entry::<1, _>(&self.outputs.ports, ports.trailing_zeros() as usize);
             ports &= ports - 1;
         }
     }
@@ -37,14 +36,14 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     #[inline]
     pub fn step<L: Links<Packet = K>>(&mut self, ports: &mut L, budget: u32) -> Outcome {
         self.counters.lacked_packets = false;
-        self.outputs.update_blocked(&self.plan.rules, ports);
+        self.outputs.update_blocked(ports);
 
         let mut moved = 0;
         self.heads.exposed = 0;
         let mut new = self.new_inputs(ports);
         let has_more = loop {
             let before = moved;
-            if self.plan.rules.has_rows && (new != 0 || self.outputs.open() != 0) {
+            if !L::TAKES_TIME && self.plan.rules.has_rows && (new != 0 || self.outputs.open() != 0) {
                 let (packets, others) = self.move_rows(ports, new, budget.saturating_sub(moved).max(1));
                 (moved, new) = (moved + packets, others);
             }
@@ -85,7 +84,7 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     pub fn arrive<L: Links<Packet = K>>(&mut self, ports: &mut L, input: u8) -> bool {
         let (layout, input) = (&self.plan.layout, usize::from(input));
         let is_decided = input >= layout.links || self.heads.decided >> input & 1 == 1;
-        if self.plan.rules.has_rows || self.policy.has_candidates() || is_decided {
+        if (!L::TAKES_TIME && self.plan.rules.has_rows) || self.policy.has_candidates() || is_decided {
             return true;
         }
 
@@ -101,7 +100,18 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
             return !self.outputs.is_busy(exit.port) && self.await_output(ports, exit.port);
         }
 
-        let is_local = self.policy.decide(word, source) == Decision::Local;
+        self.arrive_other(ports, (input, source), (word, bytes))
+    }
+
+    /// Does the work of [`Router::arrive`] for a packet that need not have one exit.
+    #[inline(never)]
+    fn arrive_other<L: Links<Packet = K>>(
+        &mut self,
+        ports: &mut L,
+        (input, source): (usize, Source),
+        (word, bytes): (u64, u32),
+    ) -> bool {
+        let is_local = self.policy.is_local(word, source);
         let is_to_deliver = is_local && self.decide_to_deliver(ports, (input, source), (word, bytes));
         !is_to_deliver || self.heads.arrived >> input & 1 == 1
     }
@@ -139,7 +149,9 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         while new != 0 {
             let input = new.trailing_zeros() as usize;
             new &= new - 1;
-            moved += u32::from(self.decide(ports, input));
+            if self.decide(ports, input) {
+                moved += 1;
+            }
         }
         moved
     }
@@ -197,11 +209,11 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         (word, bytes): (u64, u32),
     ) -> bool {
         let source = self.plan.layout.source(input);
-        let decision = self.policy.decide(word, source);
-        if decision == Decision::Local && self.decide_to_deliver(ports, (input, source), (word, bytes)) {
+        if self.policy.is_local(word, source) && self.decide_to_deliver(ports, (input, source), (word, bytes))
+        {
             return false;
         }
-        let mut decision = self.checked(decision);
+        let mut decision = self.checked(self.policy.decide(word, source));
 
         let bit = 1 << input;
         let mut fifo = 0;
@@ -220,10 +232,10 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         }
 
         // A packet that is forwarded alone need not arrive as a whole.
-        if let Source::Link { port, vc } = source
+        if let Source::Link { .. } = source
             && (self.heads.local | self.heads.dropped) & bit != 0
         {
-            let is_whole = ports.await_tail(port, vc);
+            let is_whole = ports.await_tail(self.plan.layout.link_input(input));
             self.heads.arrived = self.heads.arrived & !bit | Inputs::from(is_whole) << input;
         }
 
@@ -251,8 +263,8 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
 
         self.heads.local |= 1 << input;
         self.heads.become_first(input, Decision::Local, ports.now(), bytes, fifo);
-        if let Source::Link { port, vc } = source {
-            let is_whole = ports.await_tail(port, vc);
+        if let Source::Link { .. } = source {
+            let is_whole = ports.await_tail(self.plan.layout.link_input(input));
             self.heads.arrived = self.heads.arrived & !(1 << input) | Inputs::from(is_whole) << input;
         }
         true
@@ -367,22 +379,35 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
             return false;
         }
 
-        let is_last = decision == Decision::Local;
-        let packet = if is_last { self.take_first(ports, input) } else { self.copy_first(ports, input) };
-        let Some(packet) = packet else { return false };
+        if decision != Decision::Local {
+            return self.deliver_copy(ports, input, fifo);
+        }
 
+        let Some(packet) = self.take_first(ports, input) else { return false };
+        self.put_delivered((input, fifo), packet, now);
+        // The packet has wanted no output.
+        self.heads.leave(input, now);
+        self.show_next_injected(self.plan.layout.source(input), input, now);
+        true
+    }
+
+    /// Delivers a copy of the first packet of an input, for which its reception FIFO has room.
+    #[inline(never)]
+    fn deliver_copy<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize, fifo: usize) -> bool {
+        let Some(copy) = self.copy_first(ports, input) else { return false };
+        self.put_delivered((input, fifo), copy, ports.now());
+        true
+    }
+
+    /// Puts a packet of an input into its reception FIFO, which has room for it.
+    #[inline(always)]
+    fn put_delivered(&mut self, (input, fifo): (usize, usize), packet: K, now: Nanos) {
         let queue = &mut self.fifos.reception[fifo];
         queue.last = input as u8;
         queue.push(packet, now, now);
         self.fifos.received |= 1 << fifo;
         self.counters.router.delivered += 1;
         self.heads.local &= !(1 << input);
-        if is_last {
-            // The packet has wanted no output.
-            self.heads.leave(input, now);
-            self.show_next_injected(self.plan.layout.source(input), input, now);
-        }
-        true
     }
 
     /// Drops the first packets without a route of inputs whose first packet is complete.
@@ -404,10 +429,11 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     #[inline(always)]
     fn take_first<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize) -> Option<K> {
         match self.plan.layout.source(input) {
-            Source::Link { port, vc } => {
-                let packet = ports.take(port, vc)?;
-                let has_next = ports.has_head(port, vc);
-                self.heads.exposed |= Inputs::from(has_next) << input;
+            Source::Link { .. } => {
+                let (packet, has_next) = ports.take_first(self.plan.layout.link_input(input))?;
+                if has_next {
+                    self.heads.exposed |= 1 << input;
+                }
                 Some(packet)
             }
             Source::Injection { fifo } => self.fifos.injection[usize::from(fifo)].pop(ports.now()),
@@ -446,7 +472,9 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
             && !self.fifos.injection[usize::from(fifo)].is_empty()
         {
             let busy_until = self.fifos.add_waiting(fifo);
-            self.heads.exposed |= Inputs::from(busy_until <= now) << input;
+            if busy_until <= now {
+                self.heads.exposed |= 1 << input;
+            }
         }
     }
 }

@@ -119,6 +119,8 @@ impl TorusRules {
 pub struct TorusPolicy {
     /// Own coordinates, as in a route word.
     own: u64,
+    /// The same with the bytes swapped: such numbers compare as the first coordinates that differ.
+    own_swapped: u64,
     reception: Reception,
     network: Arc<Network>,
 }
@@ -129,8 +131,8 @@ struct Network {
     torus: Torus,
     rules: TorusRules,
     dimensions: [Dimension; MAX_DIMENSIONS],
-    /// The virtual channels of dimension order, by class of packets and dimension.
-    fixed: [[FixedVcs; DIMENSIONS]; CLASSES],
+    /// The exits of dimension order, by class of packets, dimension and way.
+    exits: [[[Exit; WAYS]; DIMENSIONS]; CLASSES],
     /// The highest coordinate of each dimension, as in a route word.
     last: u64,
     /// A dimension of more than one node is a mesh.
@@ -147,27 +149,32 @@ struct Network {
 /// Places for dimensions in tables: a power of two.
 const DIMENSIONS: usize = MAX_DIMENSIONS.next_power_of_two();
 
-/// The virtual channels of dimension order along one dimension.
-#[derive(Clone, Copy, Debug)]
-#[repr(align(4))]
-struct FixedVcs {
-    /// That of packets with the cable ahead from the last node of the ring to its first, and that
-    /// of all others.
-    vcs: [u8; 2],
-    /// The dimension is a ring with the bubble rule.
-    has_bubble: bool,
+/// Ways along a dimension: up and down, each before and past the cable from the last node of the
+/// ring to its first.
+const WAYS: usize = 4;
+
+/// Returns the number of a way. A packet that goes up is past the cable if its target's coordinate
+/// is higher than that of the node, and one that goes down if it is lower.
+#[inline(always)]
+fn way(is_down: bool, is_higher: bool) -> usize {
+    usize::from(is_down) << 1 | usize::from(is_higher ^ is_down)
 }
 
-impl FixedVcs {
-    fn new(fixed: Fixed, dimension: Dimension) -> Self {
-        let vcs = match fixed {
-            Fixed::Dateline { vcs } if dimension.wraps => vcs,
-            Fixed::Dateline { vcs: [_, second] } => [second; 2],
-            Fixed::Bubble { vc } | Fixed::Plain { vc } => [vc; 2],
+/// Returns the exits of dimension order along a dimension, by way. Packets of the bubble rule need
+/// the room of those that enter a ring.
+fn fixed_exits(fixed: Fixed, (index, dimension): (usize, Dimension)) -> [Exit; WAYS] {
+    let room = match fixed {
+        Fixed::Bubble { .. } if dimension.wraps => Room::Two,
+        _ => Room::One,
+    };
+    std::array::from_fn(|way| {
+        let vc = match fixed {
+            Fixed::Dateline { vcs } if dimension.wraps => vcs[way & 1],
+            Fixed::Dateline { vcs: [_, second] } => second,
+            Fixed::Bubble { vc } | Fixed::Plain { vc } => vc,
         };
-        let has_bubble = dimension.wraps && matches!(fixed, Fixed::Bubble { .. });
-        Self { vcs, has_bubble }
-    }
+        Exit { port: (2 * index + (way >> 1)) as u8, vc, room }
+    })
 }
 
 /// The choice of reception FIFOs.
@@ -200,15 +207,15 @@ impl Network {
         let has_adaptive = rules.classes.iter().any(|class| class.adaptive != 0);
         let is_in_order =
             rules.order.iter().enumerate().all(|(place, &dimension)| place == usize::from(dimension));
-        let fixed = rules.classes.map(|class| {
+        let exits = rules.classes.map(|class| {
             std::array::from_fn(|index| {
                 let dimension = dimensions.get(index).copied().unwrap_or(Dimension::mesh(1));
-                FixedVcs::new(class.fixed, dimension)
+                fixed_exits(class.fixed, (index, dimension))
             })
         });
         let last = pack(&dimensions.map(|dimension| dimension.length.saturating_sub(1)));
         let has_mesh = dimensions.iter().any(|dimension| !dimension.wraps && dimension.length > 1);
-        Ok(Self { torus: *torus, rules, dimensions, fixed, last, has_mesh, first, is_in_order, has_adaptive })
+        Ok(Self { torus: *torus, rules, dimensions, exits, last, has_mesh, first, is_in_order, has_adaptive })
     }
 }
 
@@ -219,7 +226,7 @@ impl TorusPolicy {
     /// [`PolicyError`].
     pub fn new(torus: &Torus, node: u32, rules: TorusRules) -> Result<Self, PolicyError> {
         let network = Arc::new(Network::new(torus, rules)?);
-        Self { own: 0, reception: Reception::Shared, network }.at(node)
+        Self { own: 0, own_swapped: 0, reception: Reception::Shared, network }.at(node)
     }
 
     /// Returns the policy of another node of the same network, which shares this one's tables.
@@ -230,7 +237,7 @@ impl TorusPolicy {
         let torus = &self.network.torus;
         let no_node = PolicyError::NoNode { node, nodes: torus.nodes() };
         let own = pack(&torus.coordinates(node).ok_or(no_node)?);
-        Ok(Self { own, ..self.clone() })
+        Ok(Self { own, own_swapped: own.swap_bytes(), ..self.clone() })
     }
 
     /// Delivers packets to the reception FIFO whose number is that of the port by which they come.
@@ -276,37 +283,43 @@ impl TorusPolicy {
     }
 
     /// Returns the first dimension of the order in which a packet is not at its target's
-    /// coordinate, or [`MAX_DIMENSIONS`].
+    /// coordinate, and whether that is higher than the own one. Returns `None` at the target.
     #[inline(always)]
-    fn first_differing_dimension(&self, word: TorusWord) -> usize {
-        if self.network.is_in_order {
-            // The lowest byte that differs.
-            let differing = word.packed() ^ self.own;
-            return if differing == 0 { MAX_DIMENSIONS } else { differing.trailing_zeros() as usize / 8 };
+    fn first_difference(&self, word: TorusWord) -> Option<(usize, bool)> {
+        let target = word.packed();
+        if !self.network.is_in_order {
+            return self.first_difference_of(word);
         }
+
+        // The lowest byte that differs is the first in the other order of bytes.
+        let differing = target ^ self.own;
+        let is_higher = target.swap_bytes() > self.own_swapped;
+        if differing == 0 { None } else { Some((differing.trailing_zeros() as usize / 8, is_higher)) }
+    }
+
+    /// Does the work of [`TorusPolicy::first_difference`] for orders other than that of the
+    /// numbers.
+    #[inline(never)]
+    fn first_difference_of(&self, word: TorusWord) -> Option<(usize, bool)> {
         let first = &self.network.first;
-        first[usize::from(self.differing_dimensions(word)) % first.len()].into()
+        let dimension = usize::from(first[usize::from(self.differing_dimensions(word)) % first.len()]);
+        if dimension >= MAX_DIMENSIONS {
+            return None;
+        }
+        Some((dimension, word.coordinate(dimension) > TorusWord(self.own).coordinate(dimension)))
     }
 
     /// Returns the exit of a packet in dimension order, or `None` at its target.
     #[inline(always)]
     fn fixed_exit(&self, word: TorusWord, from: Source) -> Option<Exit> {
-        let network = &*self.network;
-        let dimension = self.first_differing_dimension(word);
-        if dimension >= MAX_DIMENSIONS {
-            return None;
-        }
-
-        let port = word.port(dimension);
-        let FixedVcs { vcs, has_bubble } = network.fixed[word.class()][dimension];
-        let (own, target) = (TorusWord(self.own).coordinate(dimension), word.coordinate(dimension));
-        // The cable is ahead of those that go down to a higher coordinate, or up to a lower one.
-        let is_past = u8::from(target > own) ^ (port & 1);
-        let vc = vcs[usize::from(is_past & 1)];
+        let (dimension, is_higher) = self.first_difference(word)?;
+        let ways = &self.network.exits[word.class()][dimension % DIMENSIONS];
+        let exit = ways[way(word.is_down(dimension), is_higher)];
 
         // A port's number differs in its lowest bit from that of the other direction.
-        let enters = has_bubble && from != Source::Link { port: port ^ 1, vc };
-        Some(Exit { port, vc, room: if enters { Room::Two } else { Room::One } })
+        let Exit { port, vc, room } = exit;
+        let stays_in_ring = room == Room::Two && from == Source::Link { port: port ^ 1, vc };
+        Some(if stays_in_ring { Exit { room: Room::One, ..exit } } else { exit })
     }
 
     /// Returns the ports of an adaptive packet.
@@ -356,6 +369,11 @@ impl Policy for TorusPolicy {
             return Decision::Many(Targets { ports: 1 << port, vc, room, local: true });
         }
         Decision::One(fixed)
+    }
+
+    #[inline(always)]
+    fn is_local(&self, word: u64, _: Source) -> bool {
+        TorusWord(word).packed() == self.own
     }
 
     #[inline]

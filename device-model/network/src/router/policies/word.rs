@@ -248,10 +248,9 @@ fn is_down(Dimension { length, wraps }: Dimension, from: u32, to: u32, tie: bool
         return to < from;
     }
 
-    // The cables up, and those of the whole ring without them.
+    // The cables up are more than half of the ring. Half of it counts as more if a tie leads down.
     let up = if to < from { to + length - from } else { to - from };
-    let down = length - up;
-    up != 0 && (down < up || (down == up && tie))
+    2 * up + u32::from(tie) > length
 }
 
 /// Returns coordinates as a route word has them.
