@@ -116,9 +116,10 @@ impl WireSpeed {
         (passage, end)
     }
 
-    /// Does the work of [`WireSpeed::transmit`]. `hold` returns the time at which the head has left
-    /// that could leave at a time. Returns the passage, the end of the transmission on the wire
-    /// alone, and its end with the tail that comes in.
+    /// Does the work of [`WireSpeed::transmit`]. `hold` gets the time at which the wire could have
+    /// carried the head, and returns the time at which it has: not before the head has come in.
+    /// Returns the passage, when the wire alone could have carried all bytes, and when it has: not
+    /// before the tail has come in.
     #[inline(always)]
     fn transmit_held(
         &self,
@@ -137,7 +138,8 @@ impl WireSpeed {
         } else {
             tail_left
         };
-        let passage = Passage { head: head.after(self.delay), tail: whole.after(self.delay), end: whole };
+        let passage =
+            Passage { head: head_left.after(self.delay), tail: tail_left.after(self.delay), end: tail_left };
         (passage, sent, end)
     }
 }

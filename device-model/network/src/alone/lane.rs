@@ -137,7 +137,7 @@ impl Lane {
     /// Returns the first packet as [`Lane::shown_first`] does, and its place.
     #[inline(always)]
     pub(super) fn shown_place(&self) -> Option<(usize, &Parcel)> {
-        let place = self.place(self.first);
+        let place = self.slot_index(self.first);
         if self.shown == Shown::Nothing { None } else { self.slots.get(place).map(|parcel| (place, parcel)) }
     }
 
@@ -154,10 +154,7 @@ impl Lane {
         }
         // A packet that began to leave before this one may give its credits back later.
         if first != self.oldest
-            && self
-                .slots
-                .get(self.slot_index(first.wrapping_sub(1)))
-                .is_some_and(|last| last.head > credits_back)
+            && self.slots.get(self.slot_index(first.wrapping_sub(1))).is_some_and(|last| last.head > due)
         {
             self.sort_returns();
         }
@@ -167,7 +164,7 @@ impl Lane {
         if next == self.end {
             return Nanos::NEVER;
         }
-        self.slots.get(self.place(next)).map_or(Nanos::NEVER, |next| next.head)
+        self.slots.get(self.slot_index(next)).map_or(Nanos::NEVER, |next| next.head)
     }
 
     /// Moves the credit return at `first`, which [`Lane::pop`] has just written, before those that
@@ -263,7 +260,7 @@ impl Lane {
     pub(super) fn count_returns(&mut self, now: Nanos) {
         let (mut oldest, mut credits) = (self.oldest, self.credits);
         while oldest != self.first
-            && let Some(back) = self.slots.get(self.place(oldest))
+            && let Some(back) = self.slots.get(self.slot_index(oldest))
             && back.head <= now
         {
             credits += back.credits;

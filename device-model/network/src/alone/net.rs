@@ -17,8 +17,10 @@ use super::{
 };
 use crate::shape::CableEnd;
 
-/// Events between the request for the memory of one and its execution.
-pub(super) const AHEAD: usize = 6;
+/// Number of events by which an event's memory is prefetched ahead of its execution.
+pub(super) const PREFETCH_DISTANCE: usize = 6;
+/// Cache lines of a node's wires that are prefetched: they hold those of six ports.
+const WIRE_LINES: usize = 3;
 /// No lane: the port has no cable.
 pub(super) const NO_LANE: u32 = u32::MAX;
 
@@ -122,13 +124,6 @@ pub(super) struct Tables {
     pub(super) wheel: Wheel,
     /// The present time.
     pub(super) now: Nanos,
-}
-
-/// The arrival of a packet's head at an input of a node.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ArrivedHead {
-    pub(super) node: u32,
-    pub(super) input: u8,
 }
 
 /// The links of a network, their packets and their events.
@@ -287,11 +282,11 @@ impl Net {
     /// Carries out the events of a time that are no arrivals.
     #[inline(always)]
     pub(super) fn carry_out_others(&mut self, events: &Events) {
-        for &lane in events.arrivals.iter().take(AHEAD) {
+        for &lane in events.arrivals.iter().take(PREFETCH_DISTANCE) {
             self.prefetch_lane(lane);
         }
         for (index, &event) in events.others.iter().enumerate() {
-            if let Some(&ahead) = events.others.get(index + AHEAD) {
+            if let Some(&ahead) = events.others.get(index + PREFETCH_DISTANCE) {
                 // Most are of wires. What is loaded for the others has no use.
                 let (node, _) = port_of(ahead.index());
                 prefetch_entry::<1, _>(&self.status, node as usize);
@@ -354,10 +349,11 @@ impl Net {
         }
     }
 
-    /// Wakes the sender of a wire that has fallen idle.
+    /// Wakes the sender of a wire that has fallen idle. If the wire has begun another transmission
+    /// since the event was added, adds an event for the end of that one.
     #[inline(always)]
-    fn fall_idle(&mut self, index: u32) {
-        let (node, port) = port_of(index);
+    fn fall_idle(&mut self, number: u32) {
+        let (node, port) = port_of(number);
         let status = &mut self.status[node as usize];
         let wire = &mut status.wires[usize::from(port)];
         let due = wire.busy_until.rounded_up();

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use super::{
     links::NodeLinks,
-    net::{AHEAD, Net},
+    net::{Net, PREFETCH_DISTANCE},
 };
 use crate::shape::Cabling;
 
@@ -172,7 +172,7 @@ impl<N: Node> Network<N> {
             // The nodes that have a turn in any case need not decide on heads ahead of it.
             self.net.carry_out_others(&events);
             for (index, &lane) in events.arrivals.iter().enumerate() {
-                if let Some(&ahead) = events.arrivals.get(index + AHEAD) {
+                if let Some(&ahead) = events.arrivals.get(index + PREFETCH_DISTANCE) {
                     self.net.prefetch_lane(ahead);
                 }
                 self.net.arrive(&mut self.nodes, lane);
@@ -219,7 +219,7 @@ impl<N: Node> Network<N> {
         prefetch_entry::<NODE_LINES, _>(&self.nodes, ahead as usize);
         self.net.prefetch_node(ahead);
         if let Some(node) = self.nodes.get(next as usize) {
-            let (arrived, freed) = self.net.waits_ended(next);
+            let (arrived, freed) = self.net.heads_and_freed(next);
             node.prefetch(arrived, freed);
         }
     }
