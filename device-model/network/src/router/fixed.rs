@@ -61,7 +61,7 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     fn fixed_vc(&self, input: usize, port: u8) -> Option<u8> {
         // The table names the port only if it is the one exit of the packet.
         let exit = self.heads.exits.of(input);
-        (exit.port == port && !self.plan.tracked.has(exit.vc.into())).then_some(exit.vc)
+        (exit.port == port && !self.plan.bubble_channels.has(exit.vc.into())).then_some(exit.vc)
     }
 
     /// Forwards the chosen packet of a virtual channel as [`Router::send_fixed`] does.
@@ -135,7 +135,8 @@ fn competes_with_room<L: Links>(
     bits(others).any(|input| {
         let exit = heads.single_exit(input.into());
         exit.is_some_and(|exit| {
-            !plan.tracked.has(exit.vc.into()) && ports.update_room(port, exit.vc, plan.longest_credits)
+            !plan.bubble_channels.has(exit.vc.into())
+                && ports.update_room(port, exit.vc, plan.longest_credits)
         })
     })
 }

@@ -171,12 +171,12 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         vc: u8,
         requesting: Inputs,
     ) -> Inputs {
-        let tracked = &self.plan.tracked;
-        if !tracked.has(vc.into()) {
+        let bubble_channels = &self.plan.bubble_channels;
+        if !bubble_channels.has(vc.into()) {
             return if ports.update_room(port, vc, self.plan.longest_credits) { requesting } else { 0 };
         }
         let credits = ports.update_credits(port, vc);
-        match self.outputs.slots.free(tracked, port, vc.into(), credits) {
+        match self.outputs.slots.free(bubble_channels, port, vc.into(), credits) {
             0 => 0,
             1 => self.heads.exits.matching(requesting, |exit| exit.room == Room::One),
             _ => requesting,
@@ -199,25 +199,27 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         bits(inputs).filter(has_room).fold(0, |set, input| set | 1 << input)
     }
 
-    /// Has the function woken when the virtual channels that inputs want have more room.
+    /// Asks that the router's node is woken when the virtual channels that inputs want have more
+    /// room.
     #[inline(never)]
     pub(super) fn request_room<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) {
-        let Plan { tracked, longest_credits, .. } = &*self.plan;
+        let Plan { bubble_channels, longest_credits, .. } = &*self.plan;
         let (fixed_vcs, adaptive_vcs) = self.outputs.requested_vcs(&self.heads.exits, port);
         for vc in bits((fixed_vcs | adaptive_vcs).into()) {
             let channel = usize::from(vc);
-            if !tracked.has(channel) {
+            if !bubble_channels.has(channel) {
                 ports.request_credits(port, vc, *longest_credits);
                 continue;
             }
 
             let credits = ports.update_credits(port, vc);
             let slots = &mut self.outputs.slots;
-            let free = slots.free(tracked, port, channel, credits);
+            let free = slots.free(bubble_channels, port, channel, credits);
+            // By the bubble rule no packet needs more than two free slots.
             if free >= 2 {
                 continue;
             }
-            let needed = slots.credits_until(tracked, (port, channel), credits, free + 1);
+            let needed = slots.credits_until(bubble_channels, (port, channel), credits, free + 1);
             ports.request_credits(port, vc, needed);
         }
     }
@@ -289,8 +291,8 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     #[inline(never)]
     fn move_to<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize, port: u8, vc: u8) -> bool {
         let to = PortChannel { port, channel: vc.into() };
-        let is_tracked = self.plan.tracked.has(to.channel);
-        let credits = if is_tracked { ports.credits(port, vc) } else { 0 };
+        let has_bubble = self.plan.bubble_channels.has(to.channel);
+        let credits = if has_bubble { ports.credits(port, vc) } else { 0 };
         let is_sent = match self.plan.layout.source(input) {
             Source::Link { port, vc } => {
                 let has_next = ports.forward_first(PortChannel { port, channel: vc.into() }, to);
@@ -301,9 +303,9 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         };
 
         if is_sent {
-            if is_tracked {
+            if has_bubble {
                 let taken = credits - ports.credits(port, vc);
-                self.outputs.slots.take(&self.plan.tracked, port, to.channel, taken);
+                self.outputs.slots.take(&self.plan.bubble_channels, port, to.channel, taken);
             }
             self.leave(input, ports.now());
         }
@@ -372,9 +374,9 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
             return false;
         }
 
-        if self.plan.tracked.has(to.channel) {
+        if self.plan.bubble_channels.has(to.channel) {
             let taken = credits - ports.credits(port, targets.vc);
-            self.outputs.slots.take(&self.plan.tracked, port, to.channel, taken);
+            self.outputs.slots.take(&self.plan.bubble_channels, port, to.channel, taken);
         }
         self.outputs.forget(input, port);
         let left = Targets { ports: targets.ports & !(1 << port), ..targets };

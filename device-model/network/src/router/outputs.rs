@@ -134,7 +134,7 @@ impl Outputs {
             wanted: 0,
             adaptive_vcs: 0,
             blocked: Blocked { busy: 0, full: 0 },
-            slots: Slots::new(ports, &plan.tracked),
+            slots: Slots::new(ports, &plan.bubble_channels),
             through_ratio: plan.spec.through_ratio,
         }
     }

@@ -6,7 +6,7 @@ use nicforge_core::fabric::{CreditUnit, LinkSpec};
 
 use super::{
     LinkInput, MAX_INPUTS, PRIORITIES, RouterError, RouterSpec, Source, requests::Inputs,
-    slots::TrackedChannels,
+    slots::BubbleChannels,
 };
 
 /// The part that the routers of one description share: the numbers of their inputs, and the rules.
@@ -29,7 +29,7 @@ impl RouterPlan {
         let longest_credits = spec.longest_credits();
         Ok(Self(Arc::new(Plan {
             rules: Rules::new(spec, &layout),
-            tracked: TrackedChannels::new(&spec.link.credits[..vcs], spec.bubble_vcs, longest_credits),
+            bubble_channels: BubbleChannels::new(&spec.link.credits[..vcs], spec.bubble_vcs, longest_credits),
             layout,
             longest_credits,
             spec: spec.clone(),
@@ -48,7 +48,7 @@ pub(super) struct Plan {
     pub(super) layout: Layout,
     pub(super) rules: Rules,
     /// Virtual channels with the bubble rule.
-    pub(super) tracked: TrackedChannels,
+    pub(super) bubble_channels: BubbleChannels,
     /// Credits of the longest packet.
     pub(super) longest_credits: u32,
     pub(super) spec: RouterSpec,

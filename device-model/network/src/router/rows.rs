@@ -429,11 +429,11 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         }
 
         let credits = ports.update_credits(port, vc);
-        let tracked = &self.plan.tracked;
-        if !tracked.has(vc.into()) {
+        let bubble_channels = &self.plan.bubble_channels;
+        if !bubble_channels.has(vc.into()) {
             return credits;
         }
-        let free = self.outputs.slots.free(tracked, port, vc.into(), credits);
+        let free = self.outputs.slots.free(bubble_channels, port, vc.into(), credits);
         credits.min(if room == Room::Two { free.saturating_sub(1) } else { free })
     }
 
@@ -444,9 +444,9 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
             return;
         }
 
-        if self.plan.tracked.has(exit.vc.into()) {
+        if self.plan.bubble_channels.has(exit.vc.into()) {
             // On links that take no time, each packet takes one credit.
-            self.outputs.slots.take_row(&self.plan.tracked, exit.port, exit.vc.into(), row.packets);
+            self.outputs.slots.take_row(&self.plan.bubble_channels, exit.port, exit.vc.into(), row.packets);
         }
         let choice = Choice::only(&self.plan.rules, input);
         self.outputs.ports[usize::from(exit.port)].count_row(choice, row.packets);

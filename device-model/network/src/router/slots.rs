@@ -14,7 +14,7 @@ use nicforge_core::fabric::MAX_CHANNELS;
 
 /// The virtual channels with the bubble rule, which are the same at all ports and nodes.
 #[derive(Debug)]
-pub(super) struct TrackedChannels {
+pub(super) struct BubbleChannels {
     /// The virtual channels with the rule, one bit for each.
     vcs: u16,
     /// The empty buffer of each virtual channel with the rule.
@@ -47,7 +47,7 @@ struct Buffer {
     sum: u32,
 }
 
-impl TrackedChannels {
+impl BubbleChannels {
     /// Returns the virtual channels with the rule. Each virtual channel has a number of credits,
     /// and `vcs` has a bit for each that has the rule. The longest packet takes `longest` credits.
     pub(super) fn new(credits: &[u32], vcs: u16, longest: u32) -> Self {
@@ -76,17 +76,23 @@ impl TrackedChannels {
 
 impl Slots {
     /// Returns the empty buffers of `ports` ports.
-    pub(super) fn new(ports: u8, tracked: &TrackedChannels) -> Self {
-        let buffers = tracked.empty.repeat(usize::from(ports));
-        let taken = vec![0; buffers.len() * tracked.most_slots];
+    pub(super) fn new(ports: u8, bubble_channels: &BubbleChannels) -> Self {
+        let buffers = bubble_channels.empty.repeat(usize::from(ports));
+        let taken = vec![0; buffers.len() * bubble_channels.most_slots];
         Self { buffers, taken }
     }
 
     /// Returns the number of free slots of a virtual channel, which must have the rule and has
     /// `credits` credits left.
     #[inline]
-    pub(super) fn free(&mut self, tracked: &TrackedChannels, port: u8, vc: usize, credits: u32) -> u32 {
-        let (index, stride) = (tracked.buffer(port, vc), tracked.most_slots);
+    pub(super) fn free(
+        &mut self,
+        bubble_channels: &BubbleChannels,
+        port: u8,
+        vc: usize,
+        credits: u32,
+    ) -> u32 {
+        let (index, stride) = (bubble_channels.buffer(port, vc), bubble_channels.most_slots);
         let buffer = &mut self.buffers[index];
         let missing = buffer.credits.saturating_sub(credits);
 
@@ -118,12 +124,12 @@ impl Slots {
     /// [`Slots::free`]. It has `credits` credits and fewer slots now.
     pub(super) fn credits_until(
         &self,
-        tracked: &TrackedChannels,
+        bubble_channels: &BubbleChannels,
         (port, vc): (u8, usize),
         credits: u32,
         slots: u32,
     ) -> u32 {
-        let (index, stride) = (tracked.buffer(port, vc), tracked.most_slots);
+        let (index, stride) = (bubble_channels.buffer(port, vc), bubble_channels.most_slots);
         let buffer = &self.buffers[index];
         let leaving = slots.saturating_sub(buffer.slots - buffer.packets).min(buffer.packets);
 
@@ -138,8 +144,8 @@ impl Slots {
 
     /// Records a packet that took `credits` credits.
     #[inline]
-    pub(super) fn take(&mut self, tracked: &TrackedChannels, port: u8, vc: usize, credits: u32) {
-        let (index, stride) = (tracked.buffer(port, vc), tracked.most_slots);
+    pub(super) fn take(&mut self, bubble_channels: &BubbleChannels, port: u8, vc: usize, credits: u32) {
+        let (index, stride) = (bubble_channels.buffer(port, vc), bubble_channels.most_slots);
         let buffer = &mut self.buffers[index];
         if buffer.packets < buffer.slots {
             let last = (buffer.first + buffer.packets) % stride as u32;
@@ -153,8 +159,8 @@ impl Slots {
 impl Slots {
     /// Records packets that took one credit each.
     #[inline]
-    pub(super) fn take_row(&mut self, tracked: &TrackedChannels, port: u8, vc: usize, packets: u32) {
-        let (index, stride) = (tracked.buffer(port, vc), tracked.most_slots);
+    pub(super) fn take_row(&mut self, bubble_channels: &BubbleChannels, port: u8, vc: usize, packets: u32) {
+        let (index, stride) = (bubble_channels.buffer(port, vc), bubble_channels.most_slots);
         let buffer = &mut self.buffers[index];
         let packets = packets.min(buffer.slots - buffer.packets);
 
@@ -175,55 +181,56 @@ mod tests {
 
     /// Returns a port with two virtual channels of 32 credits. The second has the bubble rule, and
     /// slots of 8 credits.
-    fn slots() -> (TrackedChannels, Slots) {
-        let tracked = TrackedChannels::new(&[32, 32], 0b10, 8);
-        let slots = Slots::new(1, &tracked);
-        (tracked, slots)
+    fn slots() -> (BubbleChannels, Slots) {
+        let bubble_channels = BubbleChannels::new(&[32, 32], 0b10, 8);
+        let slots = Slots::new(1, &bubble_channels);
+        (bubble_channels, slots)
     }
 
     #[test]
     fn a_packet_of_any_length_takes_a_slot() {
-        let (tracked, mut slots) = slots();
-        let free = slots.free(&tracked, 0, 1, 32);
-        assert_eq!((tracked.has(0), tracked.has(1), free), (false, true, 4));
+        let (bubble_channels, mut slots) = slots();
+        let free = slots.free(&bubble_channels, 0, 1, 32);
+        assert_eq!((bubble_channels.has(0), bubble_channels.has(1), free), (false, true, 4));
 
-        slots.take(&tracked, 0, 1, 1);
-        slots.take(&tracked, 0, 1, 8);
-        slots.take(&tracked, 0, 1, 2);
+        slots.take(&bubble_channels, 0, 1, 1);
+        slots.take(&bubble_channels, 0, 1, 8);
+        slots.take(&bubble_channels, 0, 1, 2);
 
-        assert_eq!(slots.free(&tracked, 0, 1, 21), 1);
+        assert_eq!(slots.free(&bubble_channels, 0, 1, 21), 1);
     }
 
     #[test]
     fn a_row_takes_slots_as_its_packets_do_one_by_one() {
-        let (tracked, mut rows) = slots();
+        let (bubble_channels, mut rows) = slots();
         let (_, mut single) = slots();
 
         for (taken, credits) in [(3, 31), (1, 28), (2, 32), (9, 28), (0, 29), (1, 32), (4, 30), (0, 28)] {
-            rows.take_row(&tracked, 0, 1, taken);
-            (0..taken).for_each(|_| single.take(&tracked, 0, 1, 1));
+            rows.take_row(&bubble_channels, 0, 1, taken);
+            (0..taken).for_each(|_| single.take(&bubble_channels, 0, 1, 1));
 
-            let free = |slots: &mut Slots| slots.free(&tracked, 0, 1, credits);
+            let free = |slots: &mut Slots| slots.free(&bubble_channels, 0, 1, credits);
             assert_eq!(free(&mut rows), free(&mut single));
-            let until =
-                |slots: &Slots| [2, 3, 4].map(|of| slots.credits_until(&tracked, (0, 1), credits, of));
+            let until = |slots: &Slots| {
+                [2, 3, 4].map(|of| slots.credits_until(&bubble_channels, (0, 1), credits, of))
+            };
             assert_eq!(until(&rows), until(&single), "{taken} {credits}");
         }
     }
 
     #[test]
     fn slots_return_with_the_credits_of_the_oldest_packets() {
-        let (tracked, mut slots) = slots();
+        let (bubble_channels, mut slots) = slots();
         for credits in [1, 8, 2] {
-            slots.take(&tracked, 0, 1, credits);
+            slots.take(&bubble_channels, 0, 1, credits);
         }
 
-        assert_eq!(slots.credits_until(&tracked, (0, 1), 21, 2), 22);
-        assert_eq!(slots.credits_until(&tracked, (0, 1), 21, 3), 30);
-        assert_eq!(slots.free(&tracked, 0, 1, 22), 2);
-        assert_eq!(slots.credits_until(&tracked, (0, 1), 22, 3), 30);
-        assert_eq!(slots.free(&tracked, 0, 1, 29), 2);
-        assert_eq!(slots.free(&tracked, 0, 1, 30), 3);
-        assert_eq!(slots.free(&tracked, 0, 1, 32), 4);
+        assert_eq!(slots.credits_until(&bubble_channels, (0, 1), 21, 2), 22);
+        assert_eq!(slots.credits_until(&bubble_channels, (0, 1), 21, 3), 30);
+        assert_eq!(slots.free(&bubble_channels, 0, 1, 22), 2);
+        assert_eq!(slots.credits_until(&bubble_channels, (0, 1), 22, 3), 30);
+        assert_eq!(slots.free(&bubble_channels, 0, 1, 29), 2);
+        assert_eq!(slots.free(&bubble_channels, 0, 1, 30), 3);
+        assert_eq!(slots.free(&bubble_channels, 0, 1, 32), 4);
     }
 }
