@@ -89,8 +89,8 @@ impl Device for Courier {
         };
         let user = AttachmentSpec { name: "user0".to_owned(), group: 0 };
 
-        // 4 KiB of registers, the interrupt vectors, and a posted-write ring of 64 cells. The device has no
-        // windows beside the ring, and no values in the mirror page.
+        // 4 KiB of registers, the interrupt vectors, and a posted-write ring of 64 cells. The
+        // device has no windows beside the ring, and no values in the mirror page.
         FunctionSpec::nic(
             identity,
             vec![user],

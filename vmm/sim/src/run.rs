@@ -390,8 +390,8 @@ fn exchanges(ranks: u32) -> impl Iterator<Item = Exchange> {
     counts.flat_map(|pairs| RATE_SIZES.map(move |order| Exchange { pairs, bytes: 1 << order }))
 }
 
-/// Returns the parameters of an exchange in which each pair sends `windows` windows of messages, with
-/// the matching context `context`.
+/// Returns the parameters of an exchange in which each pair sends `windows` windows of messages,
+/// with the matching context `context`.
 fn parameters(bytes: usize, windows: u32, context: u32) -> Parameters {
     Parameters { bytes, window: WINDOW, windows, context }
 }

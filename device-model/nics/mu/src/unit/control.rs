@@ -226,7 +226,7 @@ impl Unit {
                     // The multiplication shifts the bits up to the interrupts of the register.
                     let first = register.first_interrupt();
                     let others = subgroup.interrupts.enabled & !(mask * first);
-                    subgroup.interrupts.enable(others | bits * first);
+                    subgroup.interrupts.enable(others | (bits * first));
                 }
             }
             self.subgroups.mark_changed(subgroup_id);
