@@ -4,7 +4,7 @@ use nicforge_core::{context::Context, ids::AttachmentId, time::Nanos};
 use nicforge_hwi::seastar::INLINE;
 use nicforge_seastar_firmware::chip::{Channel, Client, Event, MAX_HOST_WRITE, Program, Transmit};
 
-use super::{ClientState, SeaStar};
+use super::{AttachmentState, SeaStar};
 use crate::{
     memory::{Access, HAND_OVER, MemoryOwner},
     processor::{Call, Effect},
@@ -81,7 +81,11 @@ impl<P: Program + Send + 'static> SeaStar<P> {
 
     /// Returns a client, unless its tenant has attached since the program made a call.
     /// `latest_tenant` is the highest tenant number that the program had seen then.
-    pub(super) fn known_client(&mut self, client: Client, latest_tenant: u32) -> Option<&mut ClientState> {
+    pub(super) fn known_client(
+        &mut self,
+        client: Client,
+        latest_tenant: u32,
+    ) -> Option<&mut AttachmentState> {
         let is_known = self.parts.tenants.is_known(AttachmentId(client.0), latest_tenant);
         self.clients.get_mut(usize::from(client.0)).filter(|_| is_known)
     }

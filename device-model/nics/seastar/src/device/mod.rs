@@ -63,7 +63,7 @@ pub struct SeaStar<P> {
     make_program: Box<dyn FnMut(ProgramSite) -> P + Send>,
     parts: Parts,
     /// State of each attachment, by its number.
-    clients: [ClientState; MAX_CLIENTS],
+    clients: [AttachmentState; MAX_CLIENTS],
     /// Attachments with a client whose mailbox is open.
     attached: AttachmentSet<1>,
     /// Client whose commands come first in the next step.
@@ -84,7 +84,7 @@ pub struct SeaStar<P> {
 
 /// State of an attachment.
 #[derive(Default)]
-struct ClientState {
+struct AttachmentState {
     mailbox: Option<Mailbox>,
     /// Number of the tenant that was last reported to the firmware, 0 for none.
     reported_tenant: u32,
@@ -157,7 +157,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
                 own_incarnation: 0,
                 max_reference,
             },
-            clients: std::array::from_fn(|_| ClientState::default()),
+            clients: std::array::from_fn(|_| AttachmentState::default()),
             attached: AttachmentSet::default(),
             next_client: 0,
             has_refused_command: false,
