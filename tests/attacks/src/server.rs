@@ -20,6 +20,8 @@ const MACHINE: &str = include_str!("../machine.toml");
 const DESCRIPTORS: u32 = 1024;
 /// Polling interval of a server that is ending.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// How long a server that the kernel keeps is given to end after its sockets are removed.
+const KEPT_LIMIT: Duration = Duration::from_secs(1);
 
 /// A served machine.
 #[derive(Debug)]
@@ -106,7 +108,8 @@ impl Server {
     }
 
     /// Asks the server to end, as an operator does. Waits up to `limit` until its process has
-    /// ended, or until its sockets are removed if the kernel keeps the process alive.
+    /// ended. If the kernel keeps the process, it waits only [`KEPT_LIMIT`] after the sockets are
+    /// removed.
     ///
     /// # Errors
     ///
@@ -115,9 +118,11 @@ impl Server {
         let start = Instant::now();
         kill(self.pid(), Signal::SIGTERM)?;
         let mut end = End { sockets: None, process: None, succeeded: false };
-        let has_ended = |end: &End| end.process.is_some() || (kernel_keeps_process && end.sockets.is_some());
+        let is_kept = |end: &End| {
+            kernel_keeps_process && end.sockets.is_some_and(|removed| start.elapsed() > removed + KEPT_LIMIT)
+        };
 
-        while start.elapsed() < limit && !has_ended(&end) {
+        while start.elapsed() < limit && end.process.is_none() && !is_kept(&end) {
             if end.sockets.is_none() && !self.directory().exists() {
                 end.sockets = Some(start.elapsed());
             }

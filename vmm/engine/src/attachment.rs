@@ -30,8 +30,8 @@ pub(crate) struct ServedAttachment {
     pub(crate) client: Option<Client>,
     /// Counts up with each client, so that results for an earlier client are recognized.
     pub(crate) generation: u32,
-    /// Whether connections may wait at the listening socket. The socket is reported only once,
-    /// until all its connections are accepted.
+    /// Whether connections may wait at the listening socket. A socket whose connections are not
+    /// all accepted is not reported again until another one comes.
     pub(crate) may_have_connections: bool,
     pub(crate) back_off: BackOff,
     pub(crate) backlogs: CloseBacklogs,

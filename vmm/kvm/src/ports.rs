@@ -123,9 +123,9 @@ impl Devices {
     }
 }
 
-/// Returns the bytes of each access of a device by which a part of a load or store of `length`
-/// bytes is carried out. KVM cuts one that crosses pages in two; a part may have 3, 5, 6 or 7
-/// bytes, for which devices have no access, so they get single bytes.
+/// Returns the size of the device accesses that carry out an exit of `length` bytes. KVM cuts a
+/// load or store that crosses pages in two. A part may have 3, 5, 6 or 7 bytes, for which devices
+/// have no access, so they get single bytes.
 fn access_bytes(length: usize) -> usize {
     if length.is_power_of_two() { length } else { 1 }
 }

@@ -134,22 +134,22 @@ impl Lane {
         if self.shown == Shown::Nothing { None } else { self.slots.get(self.slot_index(self.first)) }
     }
 
-    /// Returns the first packet as [`Lane::shown_first`] does, and its place.
+    /// Returns the index of the first packet's slot and the packet, if [`Lane::shown_first`] does.
     #[inline(always)]
-    pub(super) fn shown_place(&self) -> Option<(usize, &Parcel)> {
-        let place = self.slot_index(self.first);
-        if self.shown == Shown::Nothing { None } else { self.slots.get(place).map(|parcel| (place, parcel)) }
+    pub(super) fn shown_slot(&self) -> Option<(usize, &Parcel)> {
+        let slot = self.slot_index(self.first);
+        if self.shown == Shown::Nothing { None } else { self.slots.get(slot).map(|parcel| (slot, parcel)) }
     }
 
-    /// Removes the first packet, which is at a place ([`Lane::shown_place`]), and whose credits are
-    /// back at `due`. Returns the time at which the head of the next one arrives, or
-    /// [`Nanos::NEVER`] if there is none.
+    /// Removes the first packet, which is in the slot with this index ([`Lane::shown_slot`]), and
+    /// whose credits are back at `due`. Returns the time at which the head of the next packet
+    /// arrives, or [`Nanos::NEVER`] if there is none.
     #[inline(always)]
-    pub(super) fn pop(&mut self, place: usize, due: Nanos) -> Nanos {
+    pub(super) fn pop(&mut self, slot_index: usize, due: Nanos) -> Nanos {
         self.shown = Shown::Nothing;
         self.due = Nanos::NEVER;
         let first = self.first;
-        if let Some(slot) = self.slots.get_mut(place) {
+        if let Some(slot) = self.slots.get_mut(slot_index) {
             slot.head = due;
         }
         // A packet that began to leave before this one may give its credits back later.

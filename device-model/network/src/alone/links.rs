@@ -77,7 +77,7 @@ impl NodeLinks<'_> {
         let wire = wires.get_mut(usize::from(port))?;
         let Tables { properties, lanes, wheel, .. } = self.tables;
         let [lane, out_lane] = lanes.get_disjoint_mut([from, out]).ok()?;
-        let (place, parcel) = lane.shown_place()?;
+        let (slot, parcel) = lane.shown_slot()?;
         let credits = parcel.credits;
 
         let needed = credits.max(least);
@@ -90,7 +90,7 @@ impl NodeLinks<'_> {
         let parcel = wire.transmit(&properties.speed, parcel, tail, now);
         let mut shown = ShownLanes { marks, wheel, now };
         // The credits are back when the tail arrives: both leave when the transmission ends.
-        let has_next = shown.pop(lane, (from, place), parcel.tail);
+        let has_next = shown.pop(lane, (from, slot), parcel.tail);
         shown.push(out_lane, out, parcel);
         Some(has_next)
     }
@@ -102,9 +102,9 @@ impl NodeLinks<'_> {
         let due = self.now.after(self.tables.properties.delay);
         let Tables { lanes, wheel, .. } = self.tables;
         let lane = lanes.get_mut(index).filter(|lane| lane.shown == Shown::Whole)?;
-        let (place, &parcel) = lane.shown_place()?;
+        let (slot, &parcel) = lane.shown_slot()?;
         let mut shown = ShownLanes { marks: &mut self.status.marks, wheel, now: self.now };
-        Some((parcel, shown.pop(lane, (index, place), due)))
+        Some((parcel, shown.pop(lane, (index, slot), due)))
     }
 }
 
@@ -113,7 +113,9 @@ impl Wire {
     /// the times at which it arrives.
     #[inline(always)]
     fn transmit(&mut self, speed: &WireSpeed, parcel: &Parcel, tail: Nanos, now: Nanos) -> Parcel {
-        let start = self.busy_until.from(now, true);
+        // Without a gap, if the last transmission ends in this nanosecond.
+        let has_waited = true;
+        let start = self.busy_until.from(now, has_waited);
         let (passage, busy_until) = speed.transmit_alike(start, parcel.bytes.into(), tail);
         self.busy_until = busy_until;
         Parcel { head: passage.head, tail: passage.tail, ..*parcel }
@@ -128,12 +130,12 @@ struct ShownLanes<'a> {
 }
 
 impl ShownLanes<'_> {
-    /// Removes the first packet of a lane in, at its place, whose credits are back at `due`, and
+    /// Removes the first packet of a lane in, whose credits are back at `due`, from its slot, and
     /// shows the head of the next one. Returns whether that can be seen now.
     #[inline(always)]
-    fn pop(&mut self, lane: &mut Lane, (index, place): (usize, usize), due: Nanos) -> bool {
+    fn pop(&mut self, lane: &mut Lane, (index, slot): (usize, usize), due: Nanos) -> bool {
         let bit = 1 << (lane.input % 64);
-        let next = lane.pop(place, due);
+        let next = lane.pop(slot, due);
         watch_credits(lane, index, self.wheel);
 
         self.marks.whole &= !bit;

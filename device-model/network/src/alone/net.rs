@@ -168,6 +168,7 @@ impl Net {
         Self {
             tables: Tables { properties, lanes: lanes.collect(), wheel: Wheel::new(), now: Nanos::ZERO },
             status: status.collect(),
+            // A run of the woken nodes adds two turns behind theirs, to load ahead without a check.
             woken: Vec::with_capacity(nodes + 2),
         }
     }

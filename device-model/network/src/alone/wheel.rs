@@ -75,7 +75,7 @@ pub(super) struct Events {
 pub(super) struct Wheel {
     /// Events of the wheel are from this time on, and before this time plus [`SLOTS`].
     base: u64,
-    /// Lanes of arrivals by slot. A slot without events has no memory.
+    /// Lanes of arrivals by slot. A slot without events has no memory, here and below.
     arrivals: Box<[Vec<u32>; SLOTS]>,
     /// Events of the other kinds by slot.
     others: Box<[Vec<Event>; SLOTS]>,

@@ -6,8 +6,8 @@
 //!
 //! A packet that can't leave waits in the queue of its output port and virtual channel, which holds
 //! [`OUTPUT_QUEUE`] packets. There it does not block packets that leave elsewhere (a variant of
-//! virtual output queuing, paper section III.A). When that queue is full, the packet stays in its
-//! input buffer, and the link's credits stop the sender.
+//! virtual output queuing, the EXTOLL paper's section III.A). When that queue is full, the packet
+//! stays in its input buffer, and the link's credits stop the sender.
 //!
 //! A transit packet whose output is free leaves at once, over links that cut through when its head
 //! has arrived. A packet without a free output stays in its input buffer until all of it is there.

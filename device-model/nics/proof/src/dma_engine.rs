@@ -43,7 +43,7 @@ pub struct DmaEngine {
     lists: u64,
     /// Number of bytes that were copied.
     bytes: u64,
-    /// Number of starts that ended with an error.
+    /// Number of starts that ended with an error or were refused.
     errors: u64,
 }
 
@@ -60,7 +60,7 @@ struct Channel {
     status: u32,
     /// Number of descriptors of the list that are copied.
     done: u32,
-    /// Number of starts that have ended.
+    /// Number of starts that have ended or were refused.
     ended: u64,
     state: State,
     /// The list that is being processed, read once.

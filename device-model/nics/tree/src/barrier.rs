@@ -3,8 +3,7 @@
 use nicforge_core::fabric::{Combine, Ports};
 use nicforge_hwi::{tree::VC_USER, tree_dcr::gi};
 
-/// The bits of all global interrupt channels.
-const ALL_CHANNELS: u8 = (1 << gi::CHANNELS) - 1;
+use crate::config::ALL_BARRIERS;
 
 /// Returns the global interrupt channel of the unit's register at `offset`. A register's offset has
 /// its kind in bits 7..6 and its channel in bits 5..4.
@@ -16,7 +15,7 @@ pub(crate) fn gi_channel_of(offset: u64) -> u8 {
 /// for each global interrupt channel.
 pub(crate) fn gi_channels_seen_by(vc: usize) -> u8 {
     let user = (1u8 << gi::PRIVILEGED) - 1;
-    if vc == VC_USER { user } else { ALL_CHANNELS }
+    if vc == VC_USER { user } else { ALL_BARRIERS }
 }
 
 /// The global interrupts of a node: its unit, and what the clients have seen of it.
@@ -129,7 +128,7 @@ struct Barrier {
 impl Barrier {
     /// Returns to the state of power-on, taking part in the channels of `participates`.
     fn reset(&mut self, participates: u8, ports: &mut Ports<'_>) {
-        *self = Self { participates: participates & ALL_CHANNELS, ..Self::default() };
+        *self = Self { participates: participates & ALL_BARRIERS, ..Self::default() };
 
         for channel in 0..gi::CHANNELS as u8 {
             ports.join_wire(channel, participates & (1 << channel) != 0);

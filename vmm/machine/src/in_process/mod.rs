@@ -326,9 +326,9 @@ impl LocalMachine {
         (remaining > NO_SLEEP_WITHIN).then(|| (remaining - NO_SLEEP_WITHIN).min(LONGEST_SLEEP))
     }
 
-    /// Sleeps until another thread has changed the machine, or for `limit`. After a sleep, but no
-    /// sooner than [`RESCAN_INTERVAL`] after the last scan, it makes the next step scan all mapped
-    /// memory, for stores that wake no thread.
+    /// Sleeps until another thread has changed the machine, or for `limit`. After a sleep of
+    /// `limit`, but no sooner than [`RESCAN_INTERVAL`] after the last scan, it makes the next step
+    /// scan all mapped memory, for stores that wake no thread.
     fn sleep(&self, inner: MutexGuard<'_, Inner>, limit: Duration) -> Result<(), Error> {
         self.sleepers.count.fetch_add(1, Ordering::Relaxed);
         let outcome = self.sleepers.changed.wait_timeout(inner, limit);

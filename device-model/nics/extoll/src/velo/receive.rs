@@ -59,7 +59,7 @@ impl PacketRow for Single<'_> {
 struct Outcome {
     delivered: u32,
     undelivered: u32,
-    /// The header of the last packet that was delivered. The two flags are about its VPID.
+    /// The header of the last packet that was handled. The two flags are about its VPID.
     last_header: u64,
     /// Whether the VPID's interrupt is due: its ring was empty, and the interrupt is enabled.
     interrupt: bool,

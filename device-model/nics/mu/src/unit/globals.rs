@@ -24,7 +24,8 @@ pub(crate) struct Globals {
     /// Lines of each class that the mirrors show as set. [`Unit::enable_lines`] also clears bits
     /// here, so that a line counts as newly set.
     shown: [u8; CLASSES],
-    /// Value of [`NetworkUnit::line_changes`] at the last [`Unit::poll_lines`].
+    /// Value of [`NetworkUnit::line_changes`] at the last [`Unit::poll_lines`], or `u64::MAX` if
+    /// the next poll must look at all lines.
     last_changes: u64,
     /// Lines that raise an interrupt: [`LINES`] bits for each class.
     pub(crate) interrupts: u64,

@@ -310,8 +310,8 @@ impl Unit {
                 let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { continue };
                 subgroup.page.publish(reg::BARRIER_STATUS + 8 * u64::from(completed.class), completed.count);
                 let has_waited = completed.waiting.contains(AttachmentId(subgroup_id));
-                // All subgroups of the system interrupt the kernel's attachment. The first one
-                // does.
+                // The system's subgroups share the kernel's attachment. The first one raises
+                // its interrupts.
                 let is_for_kernel = interrupts_kernel && subgroup_id == USER_SUBGROUPS;
                 if has_waited || is_for_kernel {
                     subgroup.interrupts.raise(vector::BARRIER);

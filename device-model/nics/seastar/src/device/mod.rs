@@ -433,8 +433,8 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         self.watch_firmware(context);
 
         let all_changes_reported = self.report_changes_to_firmware(context);
-        // Effects are carried out even while a report waits: a processor whose FIFO of effects is
-        // full takes no input, so that the report would wait for ever.
+        // Effects are carried out even while a report waits: a processor with a full FIFO of
+        // effects takes no input, and the report would wait for ever.
         let mut moved = self.carry_out_due_effects(context, budget);
         if all_changes_reported {
             self.fire_timer(now);
@@ -443,9 +443,8 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
             }
         }
 
-        // While a write of the firmware waits for a client, no further data may be written to the
-        // client, or the wait might not end. Without a running firmware, the engine discards
-        // packets.
+        // While a write of the firmware waits for a client, no further data may be written to it,
+        // or the wait might not end. Without running firmware the receive engine discards packets.
         let may_deposit = all_changes_reported && self.firmware.wait.is_none();
         let receives = may_deposit || !self.parts.firmware.is_running();
         let Moved { total, by_engines, has_more } =
