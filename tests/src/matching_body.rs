@@ -14,7 +14,7 @@ use nicforge_driver::{Cancel, Deadline, Relax};
 use nicforge_matching::{
     Arrived, Buffer, Completion, Config, Endpoint, Envelope, Error, Kind, Mode, Request, Selector,
     Statistics, Transport,
-    memory::{Fabric, FabricPort, Terms},
+    memory::{Fabric, FabricConfig, FabricPort},
 };
 use nicforge_mpi_programs::collective::Barrier;
 use nicforge_test_body::body;
@@ -36,16 +36,22 @@ pub trait Network {
 }
 
 /// Ranks of this process, without a device.
-pub struct InMemory(Terms);
+pub struct InMemory(FabricConfig);
 
 impl InMemory {
     /// Returns the variants that a body runs on: message sizes, shortages and delays, one ring for
     /// all senders or one for each.
     pub fn variants() -> impl Iterator<Item = Self> {
         let of_size = |message_bytes| {
-            [0, 1].map(|seed| Terms { message_bytes, get_bytes: 1000, credits: 4, seed, ..Terms::default() })
+            [0, 1].map(|seed| FabricConfig {
+                message_bytes,
+                get_bytes: 1000,
+                credits: 4,
+                seed,
+                ..FabricConfig::default()
+            })
         };
-        let of_seed = |seed| Terms { seed, one_ring: seed % 2 == 0, ..Terms::default() };
+        let of_seed = |seed| FabricConfig { seed, one_ring: seed % 2 == 0, ..FabricConfig::default() };
 
         let sizes = [48, 64, 65, 120, 4096].into_iter().flat_map(of_size);
         sizes.chain((2..20).map(of_seed)).map(Self)

@@ -13,7 +13,7 @@ use std::{collections::VecDeque, ptr::NonNull};
 use nicforge_matching::{
     Access, Config, Endpoint, Envelope, Get, Memory, Message, Mode, Region, RemoteRegion, Request, Selector,
     Taken, Transport,
-    memory::{Fabric, FabricPort, Terms},
+    memory::{Fabric, FabricConfig, FabricPort},
     wire::{self, Finish, First, Grant, Rendezvous},
 };
 use zerocopy::{FromBytes, IntoBytes};
@@ -49,7 +49,7 @@ pub fn body(data: &[u8]) {
         gets_in_flight: input.pick(&[4, 1]),
     };
 
-    let terms = Terms {
+    let fabric_config = FabricConfig {
         message_bytes: input.pick(&[64, 128]),
         get_bytes: input.pick(&[4096, 500]),
         credits: input.pick(&[64, 1, 1000]),
@@ -60,7 +60,7 @@ pub fn body(data: &[u8]) {
         seed: u64::from(input.u8()),
     };
 
-    let mut world = World::new(config, terms);
+    let mut world = World::new(config, fabric_config);
     for _ in 0..MAX {
         if input.is_empty() {
             break;
@@ -110,8 +110,8 @@ struct World {
 
 impl World {
     /// Creates the ranks. Both well-behaved ones have the same configuration.
-    fn new(config: Config, terms: Terms) -> Self {
-        let (fabric, ports) = Fabric::new(3, terms);
+    fn new(config: Config, fabric_config: FabricConfig) -> Self {
+        let (fabric, ports) = Fabric::new(3, fabric_config);
         let mut ports = ports.into_iter();
         let mut port = || ports.next().unwrap();
         let ranks = [(); 2].map(|()| Endpoint::new(port(), config).unwrap());

@@ -117,7 +117,7 @@ static void test_alone(struct rma_buffer *buffer, struct rma_target self)
         fail("rma_wait");
     check(seen.kind == RMA_GET && seen.role == RMA_NOTIFY_REQUESTER && seen.status == RMA_DONE, "another command");
     check(seen.length == 8 && seen.address == own_memory + AT_OTHER, "another get");
-    check(seen.node == self.node && seen.vpid == self.vpid, "a get from another node");
+    check(seen.node == self.node && seen.vpid == self.vpid, "a get from another process");
     check(block[AT_OTHER / 8] == 42, "what was got is not what was there");
 
     /* The notification stays until it is freed. */

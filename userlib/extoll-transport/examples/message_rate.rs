@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     while pairs <= half {
         for bytes in (0..=LARGEST_POWER).map(|power| 1 << power) {
             context += 1;
-            let terms = Parameters { bytes, window: WINDOW, windows, context };
+            let parameters = Parameters { bytes, window: WINDOW, windows, context };
 
             barrier(&mut endpoint, deadline)?;
 
@@ -53,10 +53,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let mut rate = 0.0;
             if let Some((end, peer)) = role {
                 let start = Instant::now();
-                let mut side = [Side::new(&mut endpoint, end, peer, terms)?];
+                let mut side = [Side::new(&mut endpoint, end, peer, parameters)?];
                 drive(&mut side, deadline, &mut Relax::new())?;
                 if end == End::Sender {
-                    rate = terms.messages() as f64 / start.elapsed().as_secs_f64();
+                    rate = parameters.messages() as f64 / start.elapsed().as_secs_f64();
                 }
             }
 

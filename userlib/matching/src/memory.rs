@@ -1,8 +1,8 @@
 //! A transport between ranks of one process, for tests and tutorials. It can imitate everything
 //! that a network may do.
 //!
-//! Input: [`Terms`]. Output: a [`FabricPort`] for each rank; each port may be in a thread of its
-//! own. All ports share one lock.
+//! Input: [`FabricConfig`]. Output: a [`FabricPort`] for each rank; each port may be in a thread of
+//! its own. All ports share one lock.
 //!
 //! With a seed the fabric delays messages and gets by random times, and reports a lack of room now
 //! and then. The messages of each pair of ranks stay in order. Time is counted in polls, so a run
@@ -23,7 +23,7 @@ use crate::{
 
 /// Properties of the fabric.
 #[derive(Clone, Copy, Debug)]
-pub struct Terms {
+pub struct FabricConfig {
     /// Longest message in bytes, at least [`wire::LEAST_MESSAGE`].
     pub message_bytes: usize,
     /// Longest get in bytes.
@@ -41,7 +41,7 @@ pub struct Terms {
     pub seed: u64,
 }
 
-impl Default for Terms {
+impl Default for FabricConfig {
     /// As VELO: messages of 64 bytes, and one receive ring.
     fn default() -> Self {
         let (gets, regions) = (8, 1024);
@@ -58,11 +58,11 @@ pub struct FabricPort {
     fabric: Fabric,
     rank: Rank,
     size: u32,
-    terms: Terms,
+    config: FabricConfig,
 }
 
 struct State {
-    terms: Terms,
+    config: FabricConfig,
     /// Number of polls so far, which is the time.
     now: u64,
     /// State of the random number generator.
@@ -129,15 +129,15 @@ const MAX_DELAY: u64 = 20;
 
 impl Fabric {
     /// Creates a fabric of `size` ranks, and their ports in order.
-    pub fn new(size: u32, terms: Terms) -> (Self, Vec<FabricPort>) {
-        let terms = Terms { message_bytes: terms.message_bytes.max(wire::LEAST_MESSAGE), ..terms };
+    pub fn new(size: u32, config: FabricConfig) -> (Self, Vec<FabricPort>) {
+        let config = FabricConfig { message_bytes: config.message_bytes.max(wire::LEAST_MESSAGE), ..config };
         let rank =
             || RankState { inboxes: (0..size).map(|_| Inbox::default()).collect(), ..RankState::default() };
 
         let ranks = (0..size).map(|_| rank()).collect();
-        let state = State { terms, now: 0, random: terms.seed, ranks, next_key: 1 };
+        let state = State { config, now: 0, random: config.seed, ranks, next_key: 1 };
         let fabric = Self(Arc::new(Mutex::new(state)));
-        let ports = (0..size).map(|rank| FabricPort { fabric: fabric.clone(), rank, size, terms }).collect();
+        let ports = (0..size).map(|rank| FabricPort { fabric: fabric.clone(), rank, size, config }).collect();
         (fabric, ports)
     }
 
@@ -155,7 +155,7 @@ impl Fabric {
 
         for survivor in 0..state.ranks.len() {
             let length = state.ranks[survivor].inboxes[rank as usize].messages.len() as u64;
-            let arriving = if state.terms.seed == 0 { length } else { state.random(length + 1) };
+            let arriving = if state.config.seed == 0 { length } else { state.random(length + 1) };
             let survivor = &mut state.ranks[survivor];
             survivor.inboxes[rank as usize].messages.truncate(arriving as usize);
             survivor.unreported_deaths.push_back(rank);
@@ -179,12 +179,12 @@ impl State {
 
     /// Returns whether a call reports a lack of room.
     fn reports_shortage(&mut self) -> bool {
-        self.terms.seed != 0 && self.random(CALLS_PER_SHORTAGE) == 0
+        self.config.seed != 0 && self.random(CALLS_PER_SHORTAGE) == 0
     }
 
     /// Returns the time of arrival of a message or get that starts now.
     fn arrival(&mut self) -> u64 {
-        self.now + if self.terms.seed == 0 { 0 } else { self.random(MAX_DELAY) }
+        self.now + if self.config.seed == 0 { 0 } else { self.random(MAX_DELAY) }
     }
 
     /// Carries out a get of `rank`: copies the data, if both ends are registered for it.
@@ -234,16 +234,16 @@ unsafe impl Transport for FabricPort {
     }
 
     fn max_message_bytes(&self) -> usize {
-        self.terms.message_bytes
+        self.config.message_bytes
     }
 
     fn max_get_bytes(&self) -> usize {
-        self.terms.get_bytes.max(1)
+        self.config.get_bytes.max(1)
     }
 
     fn try_send(&mut self, to: Rank, tag: u8, message: &[u8]) -> Result<bool, TransportError> {
         let mut state = self.fabric.lock();
-        if message.len() > self.terms.message_bytes {
+        if message.len() > self.config.message_bytes {
             return Err(TransportError { what: "a message is too long", value: message.len() as u64 });
         }
 
@@ -257,7 +257,7 @@ unsafe impl Transport for FabricPort {
 
         let arrival = state.arrival();
         let inbox = &mut state.ranks[to as usize].inboxes[self.rank as usize].messages;
-        if inbox.len() >= self.terms.credits {
+        if inbox.len() >= self.config.credits {
             return Ok(false);
         }
 
@@ -274,7 +274,7 @@ unsafe impl Transport for FabricPort {
     ) -> Result<usize, TransportError> {
         let mut state = self.fabric.lock();
         state.now += 1;
-        let (now, one_ring) = (state.now, state.terms.one_ring);
+        let (now, one_ring) = (state.now, state.config.one_ring);
         let rank = &mut state.ranks[self.rank as usize];
         let sources = rank.inboxes.len();
 
@@ -312,7 +312,7 @@ unsafe impl Transport for FabricPort {
     unsafe fn register(&mut self, memory: Memory, access: Access) -> Result<Option<Region>, TransportError> {
         let mut state = self.fabric.lock();
         // The last region is reserved for a destination.
-        let limit = self.terms.regions.max(2) - usize::from(access == Access::Source);
+        let limit = self.config.regions.max(2) - usize::from(access == Access::Source);
         if state.reports_shortage() || state.ranks[self.rank as usize].regions.len() >= limit {
             return Ok(None);
         }
@@ -333,7 +333,7 @@ unsafe impl Transport for FabricPort {
 
     fn start_get(&mut self, get: &Get) -> Result<bool, TransportError> {
         let mut state = self.fabric.lock();
-        if state.reports_shortage() || state.ranks[self.rank as usize].gets.len() >= self.terms.gets {
+        if state.reports_shortage() || state.ranks[self.rank as usize].gets.len() >= self.config.gets {
             return Ok(false);
         }
 

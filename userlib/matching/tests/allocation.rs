@@ -10,7 +10,7 @@ use std::{
 
 use nicforge_matching::{
     Config, Endpoint, Envelope, Mode, Selector,
-    memory::{Fabric, FabricPort, Terms},
+    memory::{Fabric, FabricConfig, FabricPort},
 };
 
 thread_local! {
@@ -64,7 +64,7 @@ fn exchange_messages(endpoint: &mut Endpoint<FabricPort>, memory: &mut Vec<Vec<u
 
 #[test]
 fn messages_of_a_warm_endpoint_allocate_nothing() {
-    let (_fabric, mut ports) = Fabric::new(1, Terms::default());
+    let (_fabric, mut ports) = Fabric::new(1, FabricConfig::default());
     let config = Config { window: 1 << 20, ..Config::default() };
     let mut endpoint = Endpoint::new(ports.remove(0), config).unwrap();
     let mut memory: Vec<_> = (0..200).map(|_| vec![0; 2100]).collect();

@@ -176,7 +176,7 @@ mod tests {
     use nicforge_driver::{Deadline, Relax};
     use nicforge_matching::{
         Config, Endpoint,
-        memory::{Fabric, FabricPort, Terms as FabricTerms},
+        memory::{Fabric, FabricConfig, FabricPort},
     };
 
     use super::*;
@@ -184,7 +184,7 @@ mod tests {
 
     /// Returns the endpoints of `size` ranks, connected by memory.
     fn endpoints(size: u32) -> Vec<Endpoint<FabricPort>> {
-        let ports = Fabric::new(size, FabricTerms::default()).1;
+        let ports = Fabric::new(size, FabricConfig::default()).1;
         ports.into_iter().map(|port| Endpoint::new(port, Config::default()).unwrap()).collect()
     }
 

@@ -283,7 +283,8 @@ mod tests {
     #[test]
     fn all_messages_of_all_pairs_arrive() {
         for bytes in [0, 1, 8, 2048, 4096] {
-            let (_fabric, ports) = Fabric::new(4, memory::Terms { seed: 1, ..memory::Terms::default() });
+            let (_fabric, ports) =
+                Fabric::new(4, memory::FabricConfig { seed: 1, ..memory::FabricConfig::default() });
             let mut endpoints: Vec<_> =
                 ports.into_iter().map(|port| Endpoint::new(port, Config::default()).unwrap()).collect();
 

@@ -159,7 +159,7 @@ mod tests {
     use nicforge_driver::{Deadline, Relax};
     use nicforge_matching::{
         Config, Endpoint,
-        memory::{Fabric, Terms},
+        memory::{Fabric, FabricConfig},
     };
 
     use super::*;
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn every_round_is_timed() {
         for bytes in [0, 1, 5000] {
-            let (_fabric, ports) = Fabric::new(2, Terms::default());
+            let (_fabric, ports) = Fabric::new(2, FabricConfig::default());
             let mut endpoints: Vec<_> =
                 ports.into_iter().map(|port| Endpoint::new(port, Config::default()).unwrap()).collect();
 

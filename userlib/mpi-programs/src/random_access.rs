@@ -415,7 +415,7 @@ mod tests {
     use nicforge_driver::{Deadline, Relax};
     use nicforge_matching::{
         Config, Endpoint,
-        memory::{Fabric, Terms},
+        memory::{Fabric, FabricConfig},
     };
 
     use super::*;
@@ -435,7 +435,7 @@ mod tests {
 
     /// Applies the same updates twice on `size` ranks, and asserts that this restores the table.
     fn assert_restored(size: u32, seed: u64, config: Config) {
-        let (_fabric, ports) = Fabric::new(size, Terms { seed, ..Terms::default() });
+        let (_fabric, ports) = Fabric::new(size, FabricConfig { seed, ..FabricConfig::default() });
         let mut endpoints: Vec<_> =
             ports.into_iter().map(|port| Endpoint::new(port, config).unwrap()).collect();
         let mut tables: Vec<_> = (0..size).map(|rank| Table::new(rank, size, 10).unwrap()).collect();

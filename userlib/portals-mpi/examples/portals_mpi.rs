@@ -61,7 +61,7 @@ fn rates(endpoint: &mut Endpoint, windows: u32, deadline: Deadline) -> Result<bo
     while pairs <= half {
         for bytes in (0..=12).map(|power| 1 << power) {
             context += 1;
-            let terms = message_rate::Parameters { bytes, window: WINDOW, windows, context };
+            let parameters = message_rate::Parameters { bytes, window: WINDOW, windows, context };
             barrier(endpoint, deadline)?;
 
             // The first `pairs` ranks of either half take part.
@@ -73,10 +73,10 @@ fn rates(endpoint: &mut Endpoint, windows: u32, deadline: Deadline) -> Result<bo
             let mut rate = 0.0;
             if let Some((end, peer)) = part {
                 let start = Instant::now();
-                let mut side = [message_rate::Side::new(endpoint, end, peer, terms)?];
+                let mut side = [message_rate::Side::new(endpoint, end, peer, parameters)?];
                 drive(&mut side, deadline, &mut Relax::new())?;
                 if end == message_rate::End::Sender {
-                    rate = terms.messages() as f64 / start.elapsed().as_secs_f64();
+                    rate = parameters.messages() as f64 / start.elapsed().as_secs_f64();
                 }
             }
 

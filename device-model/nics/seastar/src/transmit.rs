@@ -40,10 +40,10 @@ const MAX_DATA: usize = 4096;
 /// Maximum number of control messages in the queue.
 const MAX_CONTROL: usize = 1 << 16;
 /// Shortest delay in nanoseconds before the engine checks again whether packets still refer to
-/// client memory. It checks in each of its steps, and asks for a step after a delay that is as long
-/// as nothing has happened: the nodes of a large network that wait for one target would otherwise
-/// all be stepped all the time. An arriving acknowledgement counts as such an event, because it
-/// comes shortly before or after the data are taken.
+/// client memory. It checks in each of its steps, and asks for a step after a delay as long as the
+/// time since the last event: the nodes of a large network that wait for one target would otherwise
+/// all be stepped all the time. An arriving acknowledgement is such an event, because it comes
+/// shortly before or after the data are taken.
 const MIN_DRAIN_RETRY: u64 = 1_000;
 /// Longest such delay.
 const MAX_DRAIN_RETRY: u64 = 10_000_000;

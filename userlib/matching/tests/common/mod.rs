@@ -5,7 +5,7 @@
 
 use nicforge_matching::{
     Completion, Config, Endpoint, Envelope, Mode, Request, Selector,
-    memory::{Fabric, FabricPort, Terms},
+    memory::{Fabric, FabricConfig, FabricPort},
 };
 
 /// Number of rounds after which a waiting test fails. Every operation takes a bounded number of
@@ -19,8 +19,8 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(size: u32, terms: Terms, config: Config) -> Self {
-        let (fabric, ports) = Fabric::new(size, terms);
+    pub fn new(size: u32, fabric_config: FabricConfig, config: Config) -> Self {
+        let (fabric, ports) = Fabric::new(size, fabric_config);
         let ranks = ports.into_iter().map(|port| Endpoint::new(port, config).unwrap()).collect();
 
         Self { fabric, ranks }
@@ -28,7 +28,7 @@ impl World {
 
     /// Creates two ranks with default settings.
     pub fn pair() -> Self {
-        Self::new(2, Terms::default(), Config::default())
+        Self::new(2, FabricConfig::default(), Config::default())
     }
 
     /// Calls `progress` once for each rank.

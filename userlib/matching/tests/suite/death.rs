@@ -5,7 +5,7 @@
 use crate::common::{MAX_ROUNDS, World, pattern};
 use nicforge_matching::{
     Config, Endpoint, Envelope, Error, Loss, Mode, Selector, Transport,
-    memory::{Fabric, FabricPort, Terms},
+    memory::{Fabric, FabricConfig, FabricPort},
     wire::{self, Finish, First, Rendezvous},
 };
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ const GONE: Result<(), Error> = Err(Error::PeerGone { peer: 1, why: Loss::Ended 
 
 #[test]
 fn requests_that_wait_for_a_dead_rank_fail_and_the_others_do_not() {
-    let mut world = World::new(3, Terms { credits: 2, ..Terms::default() }, Config::default());
+    let mut world = World::new(3, FabricConfig { credits: 2, ..FabricConfig::default() }, Config::default());
 
     let named = world.receive(0, Selector::exact(1, 0, 0), 8);
     let any_tag = world.receive(0, Selector::any_tag(1, 0), 8);
@@ -51,8 +51,9 @@ fn requests_that_wait_for_a_dead_rank_fail_and_the_others_do_not() {
 #[test]
 fn a_transfer_from_a_dead_rank_fails_in_every_state() {
     for rounds in 0..40 {
-        let terms = Terms { get_bytes: 500, gets: 2, seed: 7, one_ring: false, ..Terms::default() };
-        let mut world = World::new(2, terms, Config::default());
+        let fabric_config =
+            FabricConfig { get_bytes: 500, gets: 2, seed: 7, one_ring: false, ..FabricConfig::default() };
+        let mut world = World::new(2, fabric_config, Config::default());
         let receives = [world.receive(0, Selector::any(0), 20_000), world.receive(0, Selector::any(0), 2000)];
 
         world.send(1, 0, 0, &pattern(0, 20_000));
@@ -82,7 +83,7 @@ fn a_transfer_from_a_dead_rank_fails_in_every_state() {
 
 #[test]
 fn complete_messages_of_a_dead_rank_can_be_received_and_incomplete_ones_cannot() {
-    let mut world = World::new(2, Terms { credits: 8, ..Terms::default() }, Config::default());
+    let mut world = World::new(2, FabricConfig { credits: 8, ..FabricConfig::default() }, Config::default());
     world.send(1, 0, 0, b"complete");
     world.send(1, 0, 1, &[0; 5000]);
 
@@ -132,8 +133,8 @@ fn ten_thousand_requests_of_a_dead_rank_fail_in_bounded_steps() {
 #[test]
 fn an_endpoint_dropped_in_the_middle_takes_its_memory_back() {
     for rounds in 0..20 {
-        let terms = Terms { get_bytes: 500, seed: 3, ..Terms::default() };
-        let mut world = World::new(2, terms, Config::default());
+        let fabric_config = FabricConfig { get_bytes: 500, seed: 3, ..FabricConfig::default() };
+        let mut world = World::new(2, fabric_config, Config::default());
 
         let receive = world.receive(1, Selector::any(0), 9000);
         let send = world.send(0, 1, 0, &[5; 9000]);
@@ -158,8 +159,8 @@ fn an_endpoint_dropped_in_the_middle_takes_its_memory_back() {
 /// Returns the endpoint of rank 0, and the bare port of rank 1, by which a test can send messages
 /// that break the protocol.
 fn with_rogue_peer() -> (Endpoint<FabricPort>, FabricPort) {
-    let terms = Terms { message_bytes: 128, credits: 100_000, ..Terms::default() };
-    let (_, mut ports) = Fabric::new(2, terms);
+    let fabric_config = FabricConfig { message_bytes: 128, credits: 100_000, ..FabricConfig::default() };
+    let (_, mut ports) = Fabric::new(2, fabric_config);
     let rogue = ports.pop().unwrap();
 
     (Endpoint::new(ports.pop().unwrap(), Config::default()).unwrap(), rogue)
@@ -327,7 +328,7 @@ fn acknowledgements_that_a_peer_never_takes_are_bounded() {
 /// Returns the ranks of [`with_rogue_peer`] on a fabric with `credits` messages in flight for each
 /// pair of ranks.
 fn with_rogue_peer_of_credits(credits: usize) -> (Endpoint<FabricPort>, FabricPort) {
-    let (_, mut ports) = Fabric::new(2, Terms { credits, ..Terms::default() });
+    let (_, mut ports) = Fabric::new(2, FabricConfig { credits, ..FabricConfig::default() });
     let rogue = ports.pop().unwrap();
 
     (Endpoint::new(ports.pop().unwrap(), Config::default()).unwrap(), rogue)

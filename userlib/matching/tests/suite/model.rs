@@ -22,7 +22,7 @@ use crate::common::{MAX_ROUNDS, pattern};
 use nicforge_matching::{
     Access, Completion, Config, Endpoint, Envelope, Error, Get, Gone, Kind, Memory, Message, Mode, Rank,
     Region, Request, Selector, Taken, Transport, TransportError,
-    memory::{Fabric, FabricPort, Terms},
+    memory::{Fabric, FabricConfig, FabricPort},
     wire,
 };
 use proptest::prelude::*;
@@ -190,8 +190,8 @@ struct Harness {
 }
 
 impl Harness {
-    fn new(terms: Terms, config: Config) -> Self {
-        let (_, ports) = Fabric::new(RANKS, terms);
+    fn new(fabric_config: FabricConfig, config: Config) -> Self {
+        let (_, ports) = Fabric::new(RANKS, fabric_config);
         let logs: Vec<Log> = ports.iter().map(|_| Log::default()).collect();
         let recorders = ports.into_iter().zip(&logs).map(|(port, log)| Recorder { port, log: log.clone() });
 
@@ -405,8 +405,8 @@ impl Harness {
     }
 }
 
-fn run(steps: Vec<Step>, terms: Terms, config: Config) {
-    let mut harness = Harness::new(terms, config);
+fn run(steps: Vec<Step>, fabric_config: FabricConfig, config: Config) {
+    let mut harness = Harness::new(fabric_config, config);
     for step in steps {
         harness.step(step);
     }
@@ -428,8 +428,8 @@ proptest! {
         window in prop::sample::select(vec![768, 1024, 65_536]),
         budget in prop::sample::select(vec![1, 3, 64]),
     ) {
-        let terms = Terms { message_bytes, get_bytes, credits, gets: 3, regions: 4, one_ring, seed };
-        run(steps, terms, Config { eager_threshold: 200, window, budget, gets_in_flight: 2 });
+        let fabric_config = FabricConfig { message_bytes, get_bytes, credits, gets: 3, regions: 4, one_ring, seed };
+        run(steps, fabric_config, Config { eager_threshold: 200, window, budget, gets_in_flight: 2 });
     }
 }
 
@@ -452,6 +452,6 @@ fn every_short_interleaving_matches_as_two_lists_do() {
     for number in 0..menu.len().pow(4) {
         let digits = (0..4).map(|digit| menu[number / menu.len().pow(digit) % menu.len()].clone());
         let config = Config { eager_threshold: 200, window: 1024, ..Config::default() };
-        run(digits.collect(), Terms::default(), config);
+        run(digits.collect(), FabricConfig::default(), config);
     }
 }

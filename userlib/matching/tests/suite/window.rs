@@ -6,7 +6,7 @@
 use crate::common::{World, pattern};
 use nicforge_matching::{
     Config, Endpoint, Envelope, Mode, Selector,
-    memory::{Fabric, Terms},
+    memory::{Fabric, FabricConfig},
     wire,
 };
 
@@ -15,7 +15,7 @@ const CONFIG: Config = Config { eager_threshold: 500, window: 4096, budget: 64, 
 #[test]
 fn a_flood_waits_at_its_sender_and_nothing_is_lost() {
     for seed in [0, 1, 2] {
-        let mut world = World::new(2, Terms { seed, ..Terms::default() }, CONFIG);
+        let mut world = World::new(2, FabricConfig { seed, ..FabricConfig::default() }, CONFIG);
 
         for number in 0..500 {
             world.send(0, 1, number, &pattern(number, [0, 100, 500, 1000][number as usize % 4]));
@@ -45,7 +45,8 @@ fn a_flood_waits_at_its_sender_and_nothing_is_lost() {
 /// messages for ever.
 #[test]
 fn a_flood_of_one_rank_does_not_block_another() {
-    let mut world = World::new(3, Terms { one_ring: true, credits: 8, ..Terms::default() }, CONFIG);
+    let mut world =
+        World::new(3, FabricConfig { one_ring: true, credits: 8, ..FabricConfig::default() }, CONFIG);
 
     for number in 0..200 {
         world.send(0, 2, number, &[0; 400]);
@@ -78,7 +79,8 @@ fn messages_that_are_expected_are_granted_again_without_end() {
 #[test]
 fn a_sender_that_exceeds_the_window_is_held_by_the_transport() {
     for one_ring in [true, false] {
-        let (_fabric, ports) = Fabric::new(2, Terms { one_ring, credits: 16, ..Terms::default() });
+        let (_fabric, ports) =
+            Fabric::new(2, FabricConfig { one_ring, credits: 16, ..FabricConfig::default() });
         let configs = [Config { window: 65_536, ..CONFIG }, CONFIG];
         let mut ranks: Vec<_> = ports
             .into_iter()
@@ -113,7 +115,7 @@ fn a_sender_that_exceeds_the_window_is_held_by_the_transport() {
 
 #[test]
 fn messages_to_the_rank_itself_beyond_the_window_stay_in_their_buffers() {
-    let mut world = World::new(1, Terms::default(), CONFIG);
+    let mut world = World::new(1, FabricConfig::default(), CONFIG);
     let sends: Vec<_> = (0..100).map(|number| world.send(0, 0, number, &pattern(number, 500))).collect();
 
     assert!(world.ranks[0].store_bytes() <= CONFIG.window);
@@ -130,7 +132,7 @@ fn messages_to_the_rank_itself_beyond_the_window_stay_in_their_buffers() {
 
 #[test]
 fn a_window_that_the_longest_eager_message_does_not_fit_is_refused() {
-    let (_fabric, mut ports) = Fabric::new(1, Terms::default());
+    let (_fabric, mut ports) = Fabric::new(1, FabricConfig::default());
     let config = Config { eager_threshold: 4096, window: 4096, ..CONFIG };
 
     let error = Endpoint::new(ports.remove(0), config).unwrap_err();
@@ -142,7 +144,7 @@ fn a_window_that_the_longest_eager_message_does_not_fit_is_refused() {
 fn progress_is_bounded() {
     let mut world = World::new(
         2,
-        Terms { credits: 10_000, ..Terms::default() },
+        FabricConfig { credits: 10_000, ..FabricConfig::default() },
         Config { budget: 5, ..Config::default() },
     );
 

@@ -17,7 +17,7 @@ use std::{collections::LinkedList, hint::black_box, time::Instant};
 use nicforge::failure::Failure;
 use nicforge_matching::{
     Completion, Config, Endpoint, Envelope, Error, Mode, Selector,
-    memory::{Fabric, FabricPort, Terms},
+    memory::{Fabric, FabricConfig, FabricPort},
 };
 
 use crate::{
@@ -198,7 +198,7 @@ impl Queue {
             return Ok(Self::List { list: tags.chain([TAG]).map(|tag| path.selector(tag)).collect() });
         }
 
-        let (_, mut ports) = Fabric::new(1, Terms::default());
+        let (_, mut ports) = Fabric::new(1, FabricConfig::default());
         let port = ports.pop().ok_or(Error::NoSuchPeer { peer: 0, size: 0 })?;
         // The window is large enough for all waiting messages to be eager.
         let config = Config { window: 16 << 20, ..Config::default() };

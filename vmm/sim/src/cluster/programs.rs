@@ -76,11 +76,11 @@ impl Cluster<'_> {
         }
 
         let Pairs { bytes, window, windows, .. } = pairs;
-        let terms = message_rate::Parameters { bytes, window, windows, context: CONTEXT };
+        let parameters = message_rate::Parameters { bytes, window, windows, context: CONTEXT };
         let count = u32::from(pairs.pairs);
 
-        let (times, _) = self.run_program(pairs.pairs, MessageRate { pairs: count, terms })?;
-        Ok(rate_of(times.get(..count as usize).unwrap_or_default(), terms.messages()))
+        let (times, _) = self.run_program(pairs.pairs, MessageRate { pairs: count, parameters })?;
+        Ok(rate_of(times.get(..count as usize).unwrap_or_default(), parameters.messages()))
     }
 
     /// Returns half the mean time of a round trip of messages of `bytes` bytes in seconds, between
@@ -132,14 +132,14 @@ impl Cluster<'_> {
 /// The program of [`Cluster::message_rate`].
 struct MessageRate {
     pairs: u32,
-    terms: message_rate::Parameters,
+    parameters: message_rate::Parameters,
 }
 
 impl RankProgram for MessageRate {
     type Output = Duration;
 
     fn run<E: Endpoint>(&self, endpoint: &mut E) -> Result<Duration, RankError> {
-        time_of_messages(endpoint, self.pairs, self.pairs, self.terms)
+        time_of_messages(endpoint, self.pairs, self.pairs, self.parameters)
     }
 }
 
@@ -177,15 +177,16 @@ impl RankProgram for RandomAccess {
 /// ranks. Rank i sends to rank i + `distance`, for each i below `pairs`. Returns the time on the
 /// ranks of the pairs, and zero on other ranks.
 ///
-/// The warm-up has twice the context of `terms`, and the measurement the context after that.
+/// The warm-up has twice the context of `parameters`, and the measurement the context after that.
 pub(crate) fn time_of_messages<E: Endpoint>(
     endpoint: &mut E,
     pairs: u32,
     distance: u32,
-    terms: message_rate::Parameters,
+    parameters: message_rate::Parameters,
 ) -> Result<Duration, RankError> {
-    let measured = message_rate::Parameters { context: 2 * terms.context + 1, ..terms };
-    let warm_up = message_rate::Parameters { windows: WARM_UP_WINDOWS, context: 2 * terms.context, ..terms };
+    let measured = message_rate::Parameters { context: 2 * parameters.context + 1, ..parameters };
+    let warm_up =
+        message_rate::Parameters { windows: WARM_UP_WINDOWS, context: 2 * parameters.context, ..parameters };
 
     send_messages(endpoint, pairs, distance, warm_up)?;
     barrier(endpoint, Deadline::never())?;
@@ -206,7 +207,7 @@ fn send_messages<E: Endpoint>(
     endpoint: &mut E,
     pairs: u32,
     distance: u32,
-    terms: message_rate::Parameters,
+    parameters: message_rate::Parameters,
 ) -> Result<Duration, RankError> {
     let rank = endpoint.rank();
     let (end, peer) = match rank.checked_sub(distance) {
@@ -216,7 +217,7 @@ fn send_messages<E: Endpoint>(
     };
 
     let start = Instant::now();
-    let side = message_rate::Side::new(endpoint, end, peer, terms)?;
+    let side = message_rate::Side::new(endpoint, end, peer, parameters)?;
     drive(&mut [side], Deadline::never(), &mut Relax::new())?;
     Ok(start.elapsed())
 }

@@ -58,7 +58,8 @@ pub(super) struct Node {
     bytes: usize,
 }
 
-/// Other nodes whose incarnation has ended, as long as processes or the kernel do not know it.
+/// Other nodes whose incarnation has ended or that are silent, as long as processes or the kernel
+/// do not know it.
 struct DownNodes {
     /// Processes in NIC-based mode may have gets to which no reply comes.
     has_lost_gets: bool,
@@ -72,7 +73,7 @@ struct DownNodes {
     is_blocked: bool,
 }
 
-/// The next step of a poll because the incarnation of another node has ended.
+/// The next step of a poll because the incarnation of another node has ended, or it is silent.
 enum DownAction {
     /// End a get of a process, because no reply comes to it.
     EndGet { process: u16, operation: OperationHandle },
