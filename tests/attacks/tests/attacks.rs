@@ -21,6 +21,8 @@ use nicforge_attacks::{
 
 /// Deadline of waits in tests, generous enough for a loaded machine.
 const LIMIT: Duration = Duration::from_secs(60);
+/// Time between two polls of a condition, which leaves the processors to others.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Rounds of an attacker that the tests wait for.
 const ATTACKS: u64 = 3;
 /// Rounds of the polite tenant during and after an attack.
@@ -70,7 +72,7 @@ fn wait_for(description: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !condition() {
         assert!(Instant::now() < deadline, "{description} did not happen in {LIMIT:?}");
-        std::thread::yield_now();
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

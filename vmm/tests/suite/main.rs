@@ -39,3 +39,8 @@ mod server_killed;
 mod spi_c_example;
 mod velo_c_example;
 mod velo_processes;
+
+/// Leaves the processor to others for a short time, between two polls of a condition.
+fn pause() {
+    std::thread::sleep(std::time::Duration::from_millis(1));
+}

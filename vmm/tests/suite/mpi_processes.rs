@@ -59,7 +59,7 @@ fn open(folder: &Path, rank: usize) -> Rank {
             }
             Err(error) => assert!(started.elapsed() < LIMIT, "{}: {error}", socket.display()),
         }
-        thread::yield_now();
+        crate::pause();
     }
 }
 

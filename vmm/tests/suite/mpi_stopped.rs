@@ -66,7 +66,7 @@ fn open(folder: &Path, rank: u32) -> Rank {
             Ok(device) => break device,
             Err(error) => assert!(started.elapsed() < LIMIT, "{}: {error}", socket.display()),
         }
-        std::thread::yield_now();
+        crate::pause();
     };
 
     let mut transport = ExtollTransport::open(device, &Job::of_nodes(2, 1), Config::default()).unwrap();

@@ -59,7 +59,7 @@ fn open(folder: &Path, job: &Job, rank: u32, config: Config) -> Rank {
             }
             Err(error) => assert!(started.elapsed() < LIMIT, "{}: {error}", socket.display()),
         }
-        thread::yield_now();
+        crate::pause();
     }
 }
 

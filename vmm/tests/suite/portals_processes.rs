@@ -53,7 +53,7 @@ fn open(directory: &Path, name: &str) -> Device {
             Ok(device) => return device,
             Err(error) => assert!(started.elapsed() < LIMIT, "{name}: {error}"),
         }
-        std::thread::yield_now();
+        crate::pause();
     }
 }
 

@@ -60,7 +60,7 @@ fn wait(child: &mut Child) -> Option<i32> {
         if let Some(status) = child.try_wait().unwrap() {
             return status.code();
         }
-        std::thread::yield_now();
+        crate::pause();
     }
 
     panic!("the program did not end");

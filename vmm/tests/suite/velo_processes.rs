@@ -41,7 +41,7 @@ fn open(socket: &Path) -> Port {
             Ok(device) => return Port::open(device, Config::default()).unwrap(),
             Err(error) => assert!(started.elapsed() < LIMIT, "{}: {error}", socket.display()),
         }
-        thread::yield_now();
+        crate::pause();
     }
 }
 

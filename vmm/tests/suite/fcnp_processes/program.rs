@@ -66,7 +66,7 @@ pub(crate) fn device(socket: impl AsRef<Path>) -> Device {
             Ok(device) => return device,
             Err(error) => assert!(started.elapsed() < LIMIT, "{}: {error}", socket.as_ref().display()),
         }
-        thread::yield_now();
+        crate::pause();
     }
 }
 
@@ -211,7 +211,7 @@ pub(crate) fn run() {
                         eprintln!("> transferring");
                         break;
                     }
-                    thread::yield_now();
+                    crate::pause();
                 }
             });
         }

@@ -202,6 +202,6 @@ pub(crate) fn wait_until(description: &str, mut condition: impl FnMut() -> bool)
     let started = Instant::now();
     while !condition() {
         assert!(started.elapsed() < LIMIT, "not within {LIMIT:?}: {description}");
-        thread::yield_now();
+        crate::pause();
     }
 }
