@@ -8,7 +8,6 @@
 use std::{
     path::Path,
     process::Command,
-    thread,
     time::{Duration, Instant},
 };
 

@@ -7,7 +7,6 @@
 
 use std::{
     path::Path,
-    thread,
     time::{Duration, Instant},
 };
 

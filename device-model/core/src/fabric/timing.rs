@@ -108,8 +108,8 @@ impl WireSpeed {
     }
 
     /// Transmits `bytes` as [`WireSpeed::transmit`] does, from a wire of the same speed. The tail
-    /// comes in at `tail`, or at [`Nanos::ZERO`] if it has arrived. Over wires of infinite bandwidth
-    /// it must have arrived: there no tail comes in later than its head.
+    /// comes in at `tail`, or at [`Nanos::ZERO`] if it has arrived. Over wires of infinite
+    /// bandwidth it must have arrived: there no tail comes in later than its head.
     #[inline(always)]
     pub fn transmit_alike(&self, start: Start, bytes: u64, tail: Nanos) -> (Passage, Start) {
         let (passage, _, end) = self.transmit_held(start, bytes, tail, |own| own);

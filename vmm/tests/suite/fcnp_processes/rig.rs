@@ -6,7 +6,6 @@ use std::{
     path::PathBuf,
     process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc::Receiver,
-    thread,
     time::{Duration, Instant},
 };
 
