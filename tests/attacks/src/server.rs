@@ -108,7 +108,8 @@ impl Server {
     }
 
     /// Asks the server to end, as an operator does. Waits up to `limit` until its process has
-    /// ended. If the kernel keeps the process, it waits only a second after the sockets are removed.
+    /// ended. If the kernel keeps the process, it waits only a second after the sockets are
+    /// removed.
     ///
     /// # Errors
     ///
