@@ -44,10 +44,12 @@ pub(crate) fn set_features(kvm: &Kvm, vcpu: &VcpuFd, number: u8) -> Result<(), V
     vcpu.set_cpuid2(&features).map_err(VmError::kvm("the processor's features"))?;
 
     let entry = kvm_msr_entry { index: MTRR_DEFAULT, data: MTRR_WRITE_BACK, ..Default::default() };
-    let registers = Msrs::from_entries(&[entry])
-        .map_err(|_| VmError::Request("KVM takes no model-specific registers".into()))?;
-    vcpu.set_msrs(&registers).map_err(VmError::kvm("the processor's model-specific registers"))?;
-    Ok(())
+    let refused = || VmError::Request(format!("KVM refuses the model-specific register {MTRR_DEFAULT:#x}"));
+    let registers = Msrs::from_entries(&[entry]).map_err(|_| refused())?;
+    let set = vcpu.set_msrs(&registers).map_err(VmError::kvm("the processor's model-specific registers"))?;
+
+    // KVM stops at the first register that it refuses, and returns the number of those before.
+    if set == 1 { Ok(()) } else { Err(refused()) }
 }
 
 /// Adds the features that KVM leaves to its user: the number of the processor, which is its local
