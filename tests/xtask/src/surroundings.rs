@@ -27,9 +27,9 @@ const FORBIDDEN: [(&str, &str); 11] = [
     (".lock().map_err", LOCK),
     (".lock().ok()", LOCK),
 ];
-/// What takes a lock in place of the lock's own methods. In virtual time only one thread runs at a
-/// time. A thread that blocked in the operating system's lock would keep the lock's holder from
-/// running.
+/// The function that takes a lock in place of the lock's own methods. In virtual time only one
+/// thread runs at a time. A thread that blocked in the operating system's lock would keep the
+/// lock's holder from running.
 const LOCK: &str = "runtime::lock";
 
 /// Checks that no library below `root` takes time, threads, locks or random numbers from the

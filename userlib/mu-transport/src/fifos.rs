@@ -296,8 +296,8 @@ impl Fifos {
     }
 
     /// Returns the descriptor with which a rank's unit puts data of its memory back to this rank:
-    /// to the address `offset`, which may be an atomic one. The put decrements the counter at
-    /// `counter`.
+    /// to the address `offset`, which may be an atomic one. The unit subtracts the put's bytes from
+    /// the counter at `counter`: it adds their negative.
     pub(crate) fn put_back(
         &self,
         route: &Route,

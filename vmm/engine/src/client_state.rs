@@ -44,7 +44,7 @@ pub(crate) struct DeferredAccess {
     pub(crate) deadline: Instant,
 }
 
-/// What a deferred access waits for.
+/// The event that a deferred access waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitsFor {
     /// The device, which stalled the access when it was tried last.

@@ -110,7 +110,7 @@ pub(crate) struct TurnStart {
     thread_time: Option<ThreadTime>,
 }
 
-/// What becomes of a client after its turn.
+/// Whether a client keeps its attachment after its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// The client keeps its attachment.

@@ -197,7 +197,7 @@ fn add_credit_event(lane: &mut Lane, index: usize, wheel: &mut Wheel) {
     }
 }
 
-/// What the methods do and return is documented at [`Links`].
+/// [`Links`] documents the methods.
 impl Links for NodeLinks<'_> {
     type Packet = Parcel;
 

@@ -150,7 +150,7 @@ impl Net {
 
         let wire = Wire { busy_until: Start::NEVER, has_event: true, outward: NO_LANE };
         let inputs = ports * vcs;
-        // Ports without a cable keep these placeholders. [`Net::connect`] replaces the others.
+        // Ports without a cable keep these values. [`Net::connect`] replaces the others.
         let no_sender = CableEnd { node: 0, port: 0 };
         let status = (0..nodes).map(|node| NodeStatus {
             wires: vec![wire; ports].into_boxed_slice(),

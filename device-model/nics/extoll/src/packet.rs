@@ -5,8 +5,8 @@
 //!
 //! # Bytes on a link
 //!
-//! Table I of the EXTOLL paper (H. Fröning and others, *On Achieving High Message Rates*) lists
-//! what a link carries for an MPI message of 8 bytes:
+//! A link carries these bytes for an MPI message of 8 bytes, by table I of the EXTOLL paper
+//! (H. Fröning and others, *On Achieving High Message Rates*):
 //!
 //! | bytes | what | where it is here |
 //! | --- | --- | --- |

@@ -347,17 +347,14 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
             .chain(processes)
             .map(|name| AttachmentSpec { name, group: 0 })
             .collect();
-        FunctionSpec::nic(
-            identity,
-            attachments,
-            NicSizes {
-                register_bytes: REGISTERS,
-                vectors: vector::COUNT,
-                ring_cells: RING_CELLS,
-                window_bytes: window::SIZE,
-                mirror_bytes: mirror::SIZE,
-            },
-        )
+        let sizes = NicSizes {
+            register_bytes: REGISTERS,
+            vectors: vector::COUNT,
+            ring_cells: RING_CELLS,
+            window_bytes: window::SIZE,
+            mirror_bytes: mirror::SIZE,
+        };
+        FunctionSpec::nic(identity, attachments, sizes)
     }
 
     fn lets_clients_sleep(&self) -> bool {

@@ -26,7 +26,7 @@ use crate::{machine, placement, process::carry_out_orders};
 /// device.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What an order has opened for a measurement.
+/// The ends of FCNP or of a socket that an order has opened for a measurement.
 enum Open {
     /// This process's end of the path.
     Endpoint(Box<dyn Endpoint + Send>, Task),

@@ -50,7 +50,7 @@ enum NoInput {
     Dead(FrameError),
 }
 
-/// What the thread that reads does after a wait.
+/// The next step of the reading thread after a wait.
 enum AfterWait {
     /// It reads again. `has_queued` tells whether bytes wait to be sent.
     Continue { has_queued: bool },
