@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use nicforge_core::ids::FunctionId;
+use nicforge_core::{ids::FunctionId, machine::Machine};
 use nicforge_driver::Device;
 use nicforge_guest::{Driver, Guest, GuestConfig, Job, Output, Progress, Provision, Stream, Toolkit, Vmm};
 
@@ -32,8 +32,12 @@ use crate::{
 
 /// Deadline of waits in guests, generous enough for emulation on a loaded machine.
 pub const LONG: Duration = Duration::from_secs(300);
-/// Deadline of a command in a guest. One command may run all bodies of a machine.
-const COMMAND: Duration = Duration::from_secs(900);
+/// Deadline of a command in a guest. One command may run all bodies of several machines.
+const COMMAND: Duration = Duration::from_secs(1800);
+
+/// Kernel parameter of guests whose buffers of 2 MiB and more shall be in huge pages: a quarter of
+/// the memory.
+const HUGE_PAGES: &str = "hugepages=64";
 
 /// Returns QEMU, a kernel and the other parts, provisioned once for each test process.
 ///
@@ -57,7 +61,9 @@ fn logs(name: &str) -> PathBuf {
 pub fn config(name: &str, door: GuestDoor, sockets: Vec<(String, PathBuf)>) -> GuestConfig {
     let config = GuestConfig::new(name).boot_deadline(LONG).logs(logs(name)).processors(2);
     let config = match door {
-        GuestDoor::Vfio => config.iommu(true).driver(Driver::Vfio),
+        // QEMU sends a message to the server for each page that the IOMMU maps or unmaps: some
+        // hundred microseconds. The guest behind an IOMMU with the shim has ordinary pages.
+        GuestDoor::Vfio => config.iommu(true).driver(Driver::Vfio).append(HUGE_PAGES),
         GuestDoor::Shim => config.driver(Driver::Shim),
         GuestDoor::ShimIommu => config.iommu(true).driver(Driver::Shim),
         GuestDoor::Own => config.vmm(Vmm::Own).driver(Driver::Shim),
@@ -125,16 +131,19 @@ pub fn run(guest: &Guest, script: &str) -> Output {
 }
 
 /// Answers the requests that a guest sends over its serial line, until the guest ends: see
-/// [`crate::guest_rig`].
+/// [`crate::guest_rig`]. The guest reaches functions of these machines, each of which has another
+/// name.
 ///
 /// # Panics
 ///
 /// When the line fails before the guest's end.
-pub fn answer_requests(served: &Served, line: &UnixStream) {
+pub fn answer_requests(machines: &[Served], line: &UnixStream) {
     let mut base = HashMap::new();
     // The guest keeps its attachments between bodies, so nodes keep the state of the last body. The
     // admin attachments reset them before each body.
-    let nodes = served.functions().filter_map(|name| Some((name, served.try_open(name, "admin").ok()?)));
+    let nodes = machines.iter().flat_map(|served| {
+        served.functions().filter_map(|name| Some((name, served.try_open(name, "admin").ok()?)))
+    });
     let nodes: Vec<_> = nodes.filter(|(_, admin)| admin.identity().device == pci::DEVICE_TREE).collect();
 
     for request in BufReader::new(line).lines() {
@@ -143,7 +152,7 @@ pub fn answer_requests(served: &Served, line: &UnixStream) {
             nodes.iter().for_each(|(name, admin)| reset_node(name, admin));
         }
 
-        let answer = answer(served, &mut base, request.trim());
+        let answer = answer(machines, &mut base, request.trim());
         let mut line = line;
         if writeln!(line, "{answer}").is_err() {
             return;
@@ -169,43 +178,47 @@ fn reset_node(name: &str, admin: &Device) {
 /// Values of counters, by the names of function and counter.
 type Counters = HashMap<(String, String), u64>;
 
+/// Returns all counters of machines.
+fn counters(machines: &[Served]) -> Counters {
+    machines.iter().flat_map(|served| ask(served, counters_of)).collect()
+}
+
 /// Returns all counters of a machine.
-fn counters(served: &Served) -> Counters {
-    ask(served, |machine| {
-        let functions = (0..machine.functions()).map(FunctionId);
-        functions
-            .flat_map(|id| {
-                let name = machine.name(id).unwrap_or_default().to_owned();
-                machine
-                    .counters(id)
-                    .into_iter()
-                    .map(move |found| ((name.clone(), found.name.to_owned()), found.value))
-            })
-            .collect()
-    })
+fn counters_of(machine: &mut Machine) -> Counters {
+    let functions = (0..machine.functions()).map(FunctionId);
+    functions
+        .flat_map(|id| {
+            let name = machine.name(id).unwrap_or_default().to_owned();
+            let counters = machine.counters(id).into_iter();
+            counters.map(move |found| ((name.clone(), found.name.to_owned()), found.value))
+        })
+        .collect()
 }
 
 /// Carries out one request of a guest, and returns the answer. `base` has the counters as they were
 /// when the body began, from which `counter` counts.
-fn answer(served: &Served, base: &mut Counters, request: &str) -> String {
+fn answer(machines: &[Served], base: &mut Counters, request: &str) -> String {
     let words: Vec<_> = request.split_whitespace().collect();
     match words[..] {
         ["begin"] => {
-            served.settle();
-            *base = counters(served);
+            machines.iter().for_each(Rig::settle);
+            *base = counters(machines);
             "ok".to_owned()
         }
         ["settle"] => {
-            served.settle();
+            machines.iter().for_each(Rig::settle);
             "ok".to_owned()
         }
         ["reset", function] => {
-            served.reset(function);
+            match machines.iter().find(|served| served.functions().any(|name| name == function)) {
+                Some(served) => served.reset(function),
+                None => return "error there is no such function".to_owned(),
+            }
             "ok".to_owned()
         }
         ["counter", function, name] => {
             let key = (function.to_owned(), name.to_owned());
-            match counters(served).get(&key) {
+            match counters(machines).get(&key) {
                 Some(value) => format!("ok {}", value - base.get(&key).copied().unwrap_or(0)),
                 None => "error there is no such counter".to_owned(),
             }

@@ -60,7 +60,7 @@ impl Side {
     /// Opens a VPID with `bytes` bytes of memory.
     fn new(rig: &dyn Rig, node: &str, vpid: u16, bytes: usize) -> Self {
         let device = rig.open(node, &format!("vpid{vpid}"));
-        let buffer = device.dma_buffer(bytes, HugePages::Never).unwrap();
+        let buffer = device.dma_buffer(bytes, HugePages::Try).unwrap();
         Self::with(device, buffer, Options::default())
     }
 
@@ -252,6 +252,7 @@ pub fn a_long_transfer_is_several_commands(rig: &dyn Rig) {
 /// Many small commands cause more notifications than the queue has entries.
 #[body]
 pub fn a_stream_of_small_puts_wraps_around_the_queue(rig: &dyn Rig) {
+    let puts = u64::from(rig.repetitions(2000));
     let device = rig.open("ex0", "vpid0");
     let buffer = device.dma_buffer(4096, HugePages::Never).unwrap();
     let mut local = Side::with(device, buffer, Options { entries: 64, ..Options::default() });
@@ -259,8 +260,8 @@ pub fn a_stream_of_small_puts_wraps_around_the_queue(rig: &dyn Rig) {
     let target = local.to(&remote);
     let (mut posted, mut notified) = (0u64, 0u64);
 
-    while notified < 2000 {
-        while posted < 2000 && posted - notified < 64 {
+    while notified < puts {
+        while posted < puts && posted - notified < 64 {
             local
                 .port
                 .put(target, local.at(0), remote.at(posted % 4000), 1 + posted % 64, Notify::REQUESTER)
@@ -325,16 +326,17 @@ pub fn refusals_report_their_reason(rig: &dyn Rig) {
     not_through(shim, shim_iommu) = "the kernel chooses the addresses, and puts no two mappings side by side"
 )]
 pub fn a_region_of_scattered_pages_is_one(rig: &dyn Rig) {
-    const PAGES: u64 = 3000;
     const PAGE: u64 = 4096;
 
+    // More than a table of 512 pages has, in a guest too.
+    let count = u64::from(rig.repetitions(4800));
     let mut local = Side::new(rig, "ex0", 0, 4096);
     let device = rig.open("ex1", "vpid2");
     let mut port = Port::open(&device, Options::default()).unwrap();
-    let memory = SharedMemory::create("pages", (PAGES * PAGE) as usize).unwrap();
+    let memory = SharedMemory::create("pages", (count * PAGE) as usize).unwrap();
 
     // The pages are mapped backwards, at successive addresses.
-    let mut pages: Vec<_> = (0..PAGES)
+    let mut pages: Vec<_> = (0..count)
         .rev()
         .map(|page| device.map_dma(&memory, page * PAGE, PAGE, DmaPermission::READ_WRITE).unwrap())
         .collect();
@@ -345,19 +347,20 @@ pub fn a_region_of_scattered_pages_is_one(rig: &dyn Rig) {
         "the pages have successive addresses"
     );
 
-    let region = port.register_range(start, PAGES * PAGE, Access::READ_WRITE).unwrap();
+    let region = port.register_range(start, count * PAGE, Access::READ_WRITE).unwrap();
     let to_itself = port.connect(1, 2).unwrap();
-    let length = 1000 * PAGE + 77;
+    let length = count / 3 * PAGE + 77;
 
     for (at, page) in (0..).zip(&pages) {
         page.write(0, &pattern(at, PAGE as usize)).unwrap();
     }
 
-    // Copies from page 0 on to an offset in page 1500, by a put to the own VPID.
+    // Copies from page 0 on to an offset in the page in the middle, by a put to the own VPID.
+    let destination = count / 2 * PAGE + 99;
     port.put(
         to_itself,
         region.at(5, length).unwrap(),
-        region.at(1500 * PAGE + 99, length).unwrap(),
+        region.at(destination, length).unwrap(),
         length,
         Notify::REQUESTER,
     )
@@ -365,8 +368,8 @@ pub fn a_region_of_scattered_pages_is_one(rig: &dyn Rig) {
 
     assert!(port.next(test_deadline(), None).unwrap().is_done());
 
-    let mut expected: Vec<_> = (0..PAGES).flat_map(|at| pattern(at, PAGE as usize)).collect();
-    expected.copy_within(5..5 + length as usize, 1500 * PAGE as usize + 99);
+    let mut expected: Vec<_> = (0..count).flat_map(|at| pattern(at, PAGE as usize)).collect();
+    expected.copy_within(5..5 + length as usize, destination as usize);
     let contents = |pages: &[DmaBuffer]| {
         let mut bytes = vec![0; pages.len() * PAGE as usize];
         for (page, chunk) in pages.iter().zip(bytes.chunks_mut(PAGE as usize)) {

@@ -182,7 +182,7 @@ pub fn a_port_sends_to_itself(rig: &dyn Rig) {
 /// reordered, and no card waits.
 #[body]
 pub fn both_directions_at_once_keep_their_order(rig: &dyn Rig) {
-    const MESSAGES: u64 = 20_000;
+    let messages = u64::from(rig.repetitions(20_000));
 
     let send_and_receive = |own: Address, other: Address, opened: mpsc::Sender<()>, finished: &AtomicU64| {
         let mut port = port(rig, own);
@@ -192,9 +192,9 @@ pub fn both_directions_at_once_keep_their_order(rig: &dyn Rig) {
         let mut relax = Relax::new();
         let deadline = Deadline::after(3 * LIMIT);
 
-        while sent < MESSAGES || received < MESSAGES {
+        while sent < messages || received < messages {
             let mut moved = false;
-            if sent < MESSAGES {
+            if sent < messages {
                 match port.send_nb(link, (sent % 15) as u8, &sent.to_le_bytes()) {
                     Ok(()) => (sent, moved) = (sent + 1, true),
                     Err(Error::WouldBlock) => {}
@@ -231,7 +231,7 @@ pub fn both_directions_at_once_keep_their_order(rig: &dyn Rig) {
         let first = scope.spawn(move || send_and_receive(at(0, 0), at(1, 0), opened, done));
         let second = scope.spawn(move || send_and_receive(at(1, 0), at(0, 0), other, done));
         for statistics in [first.join().unwrap(), second.join().unwrap()] {
-            assert_eq!((statistics.sent, statistics.received), (MESSAGES, MESSAGES));
+            assert_eq!((statistics.sent, statistics.received), (messages, messages));
         }
     });
 }

@@ -1,5 +1,5 @@
-//! Runs test bodies inside a guest: `guest_bodies DOOR MACHINE [PART OF A NAME]`. It prints one
-//! line for each body. The exit status tells whether all of them passed.
+//! Runs test bodies inside a guest: `guest_bodies DOOR MACHINE[,MACHINE...] [PART OF A NAME]`. It
+//! prints one line for each body. The exit status tells whether all of them passed.
 //!
 //! `guest_bodies --list` prints each pair of a door and a body, and runs none.
 
@@ -17,21 +17,33 @@ use nicforge_tests::{
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
-    let (door, machine, part) = match &arguments[..] {
+    let (door, machines, part) = match &arguments[..] {
         [list] if list == "--list" => return print_list(),
-        [door, machine] => (door, machine, ""),
-        [door, machine, part] => (door, machine, part.as_str()),
+        [door, machines] => (door, machines, ""),
+        [door, machines, part] => (door, machines, part.as_str()),
         _ => return ExitCode::from(2),
     };
     let Some(door) = GuestDoor::named(door) else { return ExitCode::from(2) };
 
     let rig = GuestRig::from_env();
+    // A failure does not keep the bodies of later machines from running.
+    let counts: Vec<_> = machines.split(',').map(|machine| run_all(&rig, door, machine, part)).collect();
+    let is_complete = match part {
+        "" => counts.iter().all(|count| *count != Some(0)),
+        _ => counts.iter().any(|count| *count != Some(0)),
+    };
+    if is_complete && !counts.contains(&None) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs the bodies of a machine with `part` in their names. Returns how many hold, or `None` when
+/// one does not.
+fn run_all(rig: &GuestRig, door: GuestDoor, machine: &str, part: &str) -> Option<usize> {
     let (mut passed, mut failed) = (0, Vec::new());
     for (name, body) in through(door, Some(machine)).filter(|(name, _)| name.contains(part)) {
         let started = Instant::now();
         let result = catch_unwind(AssertUnwindSafe(|| {
             rig.begin();
-            body.run(machine, &rig);
+            body.run(machine, rig);
         }));
         let seconds = started.elapsed().as_secs_f32();
 
@@ -49,7 +61,7 @@ fn main() -> ExitCode {
     }
 
     println!("{machine}: {passed} bodies held, {} failed {failed:?}", failed.len());
-    if failed.is_empty() && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    failed.is_empty().then_some(passed)
 }
 
 /// Prints the bodies that run through each door.

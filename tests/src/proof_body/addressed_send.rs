@@ -24,7 +24,7 @@ const CONTROL: u64 = 0x1000;
 /// Long enough that only a blocked operation exceeds it, and short enough to wait for.
 const SHORT: Duration = Duration::from_millis(20);
 /// Number of messages to a receiver that waits for interrupts.
-const MANY: u64 = 4_000;
+const MANY: u32 = 4_000;
 
 /// Opens an attachment of the card, and its driver.
 fn open(rig: &dyn Rig, attachment: u16) -> (Device, AddressedSend) {
@@ -375,7 +375,7 @@ pub fn a_receiver_that_waits_only_for_interrupts_gets_all_messages(rig: &dyn Rig
     let (_target_device, mut target) = open(rig, 1);
     let interrupt = target.receive_interrupt().unwrap();
 
-    for number in (0..MANY).step_by(2) {
+    for number in (0..u64::from(rig.repetitions(MANY))).step_by(2) {
         sender.send(1, 0, &number.to_le_bytes()).unwrap();
         // Consumes this message's interrupt, so that it is not taken for the next one's.
         interrupt.wait(test_deadline(), None).unwrap();

@@ -19,7 +19,7 @@ const SLOT_COUNT: usize = SLOTS as usize;
 /// Long enough that only a blocked operation exceeds it, and short enough to wait for.
 const SHORT: Duration = Duration::from_millis(20);
 /// Number of messages to a receiver that waits for interrupts.
-const MANY: u64 = 4_000;
+const MANY: u32 = 4_000;
 
 /// Opens an attachment of the card, and its driver.
 fn open(rig: &dyn Rig, user: &str) -> (Device, SlotFifo) {
@@ -253,7 +253,7 @@ pub fn a_receiver_that_waits_only_for_interrupts_gets_all_messages(rig: &dyn Rig
     let (_device, mut fifo) = open(rig, "user0");
     let interrupt = fifo.receive_interrupt().unwrap();
 
-    for number in (0..MANY).step_by(2) {
+    for number in (0..u64::from(rig.repetitions(MANY))).step_by(2) {
         fifo.send(&message(number), test_deadline(), None).unwrap();
         // Consumes this message's interrupt, so that it is not taken for the next one's.
         interrupt.wait(test_deadline(), None).unwrap();

@@ -247,8 +247,8 @@ pub fn a_peer_that_disconnects_and_connects_repeatedly_is_ignored(rig: &dyn Rig)
 #[body]
 pub fn a_flood_without_a_connection_blocks_no_call(rig: &dyn Rig) {
     const SLOTS: u32 = 64;
-    const DROPPED: u64 = 20_000;
 
+    let dropped = u64::from(rig.repetitions(20_000));
     let mut victim = port_with(rig, at(1, 0), Config { slots: Some(SLOTS), ..Config::default() });
     let uncounted = Config { flow_control: false, slots: Some(SLOTS), ..Config::default() };
     let flood = [at(0, 0), at(0, 1), at(1, 1)].map(|address| port_with(rig, address, uncounted));
@@ -269,7 +269,7 @@ pub fn a_flood_without_a_connection_blocks_no_call(rig: &dyn Rig) {
         }
 
         let (deadline, mut most_by_a_call, mut relax) = (test_deadline(), 0, Relax::new());
-        while victim.statistics().dropped < DROPPED && !deadline.has_passed() {
+        while victim.statistics().dropped < dropped && !deadline.has_passed() {
             for call in [|port: &mut Port| port.poll_for(Filter::ANY).map(drop), Port::progress] {
                 let before = victim.statistics().dropped;
                 call(&mut victim).unwrap();
@@ -281,7 +281,7 @@ pub fn a_flood_without_a_connection_blocks_no_call(rig: &dyn Rig) {
         let waited = victim.recv(Filter::ANY, Deadline::after(Duration::from_millis(20)), None);
         stop.store(true, Ordering::Relaxed);
 
-        assert!(victim.statistics().dropped >= DROPPED, "{:?}", victim.statistics());
+        assert!(victim.statistics().dropped >= dropped, "{:?}", victim.statistics());
         assert!(most_by_a_call <= SLOTS.into(), "one call took {most_by_a_call} messages");
         assert!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
     });

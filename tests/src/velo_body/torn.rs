@@ -198,8 +198,7 @@ fn torn_port(rig: &dyn Rig, node: u32, frequency: TearFrequency) -> (Port, Arc<T
 /// port whose messages are intact.
 #[body(not_through(shim) = CHOOSES_ADDRESSES)]
 pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
-    const MESSAGES: u64 = 1500;
-
+    let messages = u64::from(rig.repetitions(1500));
     let (mut local, _) = torn_port(rig, 0, TearFrequency::Often);
     let (mut remote, _) = torn_port(rig, 1, TearFrequency::Often);
     let mut intact = port(rig, at(0, 1));
@@ -214,10 +213,10 @@ pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
     let directions = [(0, to), (1, back), (2, intact_link)];
     let (mut sent, mut expected) = ([0; 3], [0; 3]);
 
-    while expected != [MESSAGES; 3] {
+    while expected != [messages; 3] {
         let mut ports = [&mut local, &mut remote, &mut intact];
         for (direction, &(port, link)) in directions.iter().enumerate() {
-            while sent[direction] < MESSAGES {
+            while sent[direction] < messages {
                 match ports[port].send_nb(link, 1, &message(sent[direction])) {
                     Ok(()) => sent[direction] += 1,
                     Err(error) => {
@@ -243,7 +242,7 @@ pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
                 }
             }
 
-            let mut senders = directions.iter().zip(sent).filter(|(_, sent)| *sent < MESSAGES);
+            let mut senders = directions.iter().zip(sent).filter(|(_, sent)| *sent < messages);
             moved || senders.any(|(&(port, link), _)| ports[port].credits(link) != Some(0))
         });
     }
@@ -255,7 +254,7 @@ pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
     }
 
     let replayed = [&local, &remote, &intact].map(|port| port.statistics().replayed);
-    assert!(replayed[0] > MESSAGES / 4 && replayed[1] > MESSAGES / 4, "{replayed:?}");
+    assert!(replayed[0] > messages / 4 && replayed[1] > messages / 4, "{replayed:?}");
     assert_eq!(replayed[2], 0);
 }
 

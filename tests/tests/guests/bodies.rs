@@ -14,22 +14,41 @@ use nicforge_tests::{
     velo_body,
 };
 
-/// Boots a guest with all attachments of a machine, and runs the machine's bodies in it.
-fn bodies_hold(door: GuestDoor, machine: &TestMachine) {
+/// A machine that a guest reaches, and the machines whose bodies run on it: itself, and others that
+/// are made alike.
+type Shared = (&'static TestMachine, &'static [&'static TestMachine]);
+
+/// EXTOLL cards, which three libraries use.
+const EXTOLL: Shared =
+    (&velo_body::MACHINE, &[&velo_body::MACHINE, &rma_body::MACHINE, &extoll_body::MACHINE]);
+/// EXTOLL cards, in a guest for the bodies that need much memory.
+const EXTOLL_MEMORY: Shared = (&rma_body::MACHINE, &[&rma_body::MACHINE, &extoll_body::MACHINE]);
+const FCNP: Shared = (&fcnp_body::MACHINE, &[&fcnp_body::MACHINE]);
+const PORTALS: Shared = (&portals_body::MACHINE, &[&portals_body::MACHINE]);
+const PROOF: Shared = (&proof_body::MACHINE, &[&proof_body::MACHINE]);
+const SPI: Shared = (&spi_body::MACHINE, &[&spi_body::MACHINE]);
+const TREE: Shared = (&tree_body::MACHINE, &[&tree_body::MACHINE]);
+
+/// Boots a guest with all attachments of machines, whose functions have different names, and runs
+/// the machines' bodies in it.
+fn bodies_hold(name: &str, door: GuestDoor, machines: &[Shared]) {
     let part = std::env::var("NICFORGE_BODIES").unwrap_or_default();
-    let served = Served::new((machine.make)(), EventLoopKind::Auto);
-    let (word, name) = (door.name(), machine.name);
-    let config = guest::config(&format!("{word}-{name}"), door, machine.sockets(&served))
+    let served: Vec<_> =
+        machines.iter().map(|(machine, _)| Served::new((machine.make)(), EventLoopKind::Auto)).collect();
+    let sockets = machines.iter().zip(&served).flat_map(|((machine, _), served)| machine.sockets(served));
+    let config = guest::config(name, door, sockets.collect())
         .terminal(true)
         .program(env!("CARGO_BIN_EXE_guest_bodies"));
     let guest = guest::boot(&config);
 
+    let names: Vec<_> =
+        machines.iter().flat_map(move |(_, alike)| alike.iter()).map(|machine| machine.name).collect();
     thread::scope(|scope| {
         scope.spawn(|| guest::answer_requests(&served, guest.terminal().expect("it was asked for")));
         // Kills the guest in every case, which ends the operator's thread too.
         let _end = KillOnDrop(&guest);
         let line = "stty -F /dev/ttyS2 raw -echo";
-        guest::run(&guest, &format!("{line}; guest_bodies {word} {name} {part}"));
+        guest::run(&guest, &format!("{line}; guest_bodies {} {} {part}", door.name(), names.join(",")));
     });
 }
 
@@ -43,36 +62,26 @@ impl Drop for KillOnDrop<'_> {
 }
 
 macro_rules! guests {
-    ($($test:ident: $door:ident $library:ident;)+) => {
+    ($($test:ident: $door:ident [$($machine:ident),+];)+) => {
         /// The guests that the tests boot.
-        const BOOTED: &[(&TestMachine, GuestDoor)] = &[$((&$library::MACHINE, GuestDoor::$door),)+];
+        const BOOTED: &[(GuestDoor, &[Shared])] = &[$((GuestDoor::$door, &[$($machine),+]),)+];
 
         $(#[test]
         fn $test() {
-            bodies_hold(GuestDoor::$door, &$library::MACHINE);
+            bodies_hold(stringify!($test), GuestDoor::$door, &[$($machine),+]);
         })+
     };
 }
 
+// A boot takes an emulated processor as long as many bodies, so that machines share guests.
 guests! {
-    proof_devices_through_vfio: Vfio proof_body;
-    proof_devices_through_the_shim: Shim proof_body;
-    the_tree_through_vfio: Vfio tree_body;
-    the_tree_through_the_shim: Shim tree_body;
-    fcnp_through_vfio: Vfio fcnp_body;
-    fcnp_through_the_shim: Shim fcnp_body;
-    velo_through_vfio: Vfio velo_body;
-    velo_through_the_shim: Shim velo_body;
-    rma_through_vfio: Vfio rma_body;
-    rma_through_the_shim: Shim rma_body;
-    matching_over_extoll_through_the_shim: Shim extoll_body;
-    matching_over_extoll_through_vfio: Vfio extoll_body;
-    matching_over_extoll_through_the_shim_behind_an_iommu: ShimIommu extoll_body;
-    rma_through_the_shim_behind_an_iommu: ShimIommu rma_body;
-    portals_through_vfio: Vfio portals_body;
-    portals_through_the_shim: Shim portals_body;
-    spi_through_vfio: Vfio spi_body;
-    spi_through_the_shim: Shim spi_body;
+    extoll_portals_and_spi_through_vfio: Vfio [EXTOLL, PORTALS, SPI];
+    extoll_portals_and_spi_through_the_shim: Shim [EXTOLL, PORTALS, SPI];
+    fcnp_and_proof_devices_through_vfio: Vfio [FCNP, PROOF];
+    fcnp_and_proof_devices_through_the_shim: Shim [FCNP, PROOF];
+    extoll_through_the_shim_behind_an_iommu: ShimIommu [EXTOLL_MEMORY];
+    the_tree_through_vfio: Vfio [TREE];
+    the_tree_through_the_shim: Shim [TREE];
 }
 
 #[test]
@@ -82,7 +91,10 @@ fn every_machine_has_a_guest_for_each_of_its_doors() {
 
         for door in doors {
             let in_own_vm = own_vm::MACHINES.iter().map(|machine| (*machine, GuestDoor::Own));
-            let booted = BOOTED.iter().copied().chain(in_own_vm);
+            let on_qemu = BOOTED.iter().flat_map(|(door, machines)| {
+                machines.iter().flat_map(move |(_, alike)| alike.iter().map(move |machine| (*machine, *door)))
+            });
+            let booted = on_qemu.chain(in_own_vm);
             let boots = booted.filter(|(booted, through)| booted.name == machine.name && through == door);
             assert_eq!(boots.count(), 1, "{} through {}", machine.name, door.name());
         }

@@ -27,7 +27,7 @@ use std::{
     panic::{self, AssertUnwindSafe},
     path::{Path, PathBuf},
     process::Command,
-    thread,
+    slice, thread,
     time::{Duration, Instant},
 };
 
@@ -138,7 +138,7 @@ impl Scene {
 
         thread::scope(|scope| {
             let line = guests.own.terminal().expect("it was asked for");
-            scope.spawn(|| guest::answer_requests(&self.served, line));
+            scope.spawn(|| guest::answer_requests(slice::from_ref(&self.served), line));
             // Kills the guest in every case, which ends the thread that answers requests.
             let _end = KillOnDrop(&guests.own);
             while let Some((step, later)) = steps.split_first() {

@@ -28,7 +28,8 @@ pub enum HugePages {
     /// Ordinary pages.
     #[default]
     Never,
-    /// Huge pages if the system has enough, otherwise ordinary ones.
+    /// Huge pages if the system has enough and the buffer fills at least one of 2 MiB, otherwise
+    /// ordinary ones.
     Try,
     /// Huge pages. The allocation fails if the system has not enough.
     Require,
@@ -71,8 +72,10 @@ impl DmaBuffer {
         }
 
         let memory = match huge {
-            HugePages::Never => SharedMemory::create("nicforge-dma", len)?,
-            HugePages::Try => create_huge(len).or_else(|_| SharedMemory::create("nicforge-dma", len))?,
+            HugePages::Try if len as u64 >= HUGE_PAGE => {
+                create_huge(len).or_else(|_| SharedMemory::create("nicforge-dma", len))?
+            }
+            HugePages::Try | HugePages::Never => SharedMemory::create("nicforge-dma", len)?,
             HugePages::Require => create_huge(len)?,
         };
 
