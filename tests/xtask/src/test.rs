@@ -166,12 +166,20 @@ fn test_virtual_time(steps: &Steps, arguments: &[String]) -> Result<(), Failed> 
     steps.tests("virtual time", &[&TEST, &VIRTUAL_TIME[..], &["--"], &arguments].concat(), &[FILL])
 }
 
+/// Options of cargo for a step with other compiler flags than the rest, which compiles all crates
+/// again: only those that do much in it are optimised.
+const UNOPTIMISED: [&str; 2] = ["--config", "profile.dev.opt-level=0"];
+
 /// Tests shared memory as compiled for this processor, optimised and with all checks.
 fn test_optimised_memory(steps: &Steps) -> Result<(), Failed> {
+    let host = steps.host()?;
+    let tests = ["test", "-p", "nicforge-shm", "--lib", "--tests", "--target", &host];
+    let optimised = ["--config", "profile.dev.package.nicforge-shm.opt-level=3"];
+
     steps.tests(
         "shared memory, optimised for this processor and with all checks",
-        &["test", "-p", "nicforge-shm", "--lib", "--tests", "--target", &steps.host()?],
-        &[FILL, ("RUSTFLAGS", "-C target-cpu=native -C opt-level=3")],
+        &[&tests[..], &UNOPTIMISED, &optimised].concat(),
+        &[FILL, ("RUSTFLAGS", "-C target-cpu=native")],
     )
 }
 
@@ -179,17 +187,17 @@ fn test_optimised_memory(steps: &Steps) -> Result<(), Failed> {
 /// memory model allows.
 fn check_models(steps: &Steps) -> Result<(), Failed> {
     let host = steps.host()?;
-    let environment = [("RUSTFLAGS", "--cfg loom -C opt-level=3"), ("LOOM_MAX_PREEMPTIONS", "3")];
+    let environment = [("RUSTFLAGS", "--cfg loom"), ("LOOM_MAX_PREEMPTIONS", "3")];
+    let optimised = ["--config", "profile.dev.package.loom.opt-level=3"];
+    let check = |description, tests: &[&str]| {
+        let arguments = [&["test", "--target", &host], &UNOPTIMISED[..], &optimised, tests].concat();
+        steps.tests(description, &arguments, &environment)
+    };
 
-    steps.tests(
-        "model checking of the posted-write ring (loom)",
-        &["test", "-p", "nicforge-shm", "--test", "loom", "--target", &host],
-        &environment,
-    )?;
-    steps.tests(
+    check("model checking of the posted-write ring (loom)", &["-p", "nicforge-shm", "--test", "loom"])?;
+    check(
         "model checking of the companions' wake-ups (loom)",
-        &["test", "-p", "nicforge-core", "--lib", "--target", &host, "companion::signal"],
-        &environment,
+        &["-p", "nicforge-core", "--lib", "companion::signal"],
     )
 }
 
