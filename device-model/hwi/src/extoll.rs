@@ -130,7 +130,7 @@ pub mod reg {
     /// Read: number of packets that link `n` retransmitted, at `+ 8 n`.
     pub const LINK_RETRIES: u64 = 0x2140;
     /// Read: the route to node `n` at `+ 8 n`. Bits 3..0 are the port (15: none; 14: this card),
-    /// bits 7..4 the virtual channel on which a packet leaves.
+    /// bits 7..4 the lane on which a packet leaves, a virtual channel among those of its class.
     pub const ROUTE: u64 = 0x3000;
 }
 

@@ -187,10 +187,7 @@ impl CollectiveUnit {
                 continue;
             };
 
-            let (exceptions, tail) = self.add_operand(ports, input, &word, &mut sum);
-            let is_alike =
-                (other.operation, other.operand, other.kind) == (word.operation, word.operand, word.kind);
-            self.counters.mismatched += u64::from(!is_alike);
+            let (exceptions, tail) = self.add_operand(ports, input, &other, &word, &mut sum);
             flags |= exceptions;
             word.flags |= other.flags;
             complete = complete.max(tail);
@@ -259,12 +256,14 @@ impl CollectiveUnit {
         Some((copy, tail))
     }
 
-    /// Combines the packet of an input from a link into `sum`. Returns the exceptions, and the time
+    /// Combines the packet of an input, whose word is `other`, into `sum`, and counts it if it
+    /// differs from the first operand in length or operation. Returns the exceptions, and the time
     /// at which the packet's tail is here.
     fn add_operand(
         &mut self,
         ports: &mut Ports<'_>,
         input: u64,
+        other: &CollectiveWord,
         word: &CollectiveWord,
         sum: &mut Packet,
     ) -> (Flags, Nanos) {
@@ -274,16 +273,19 @@ impl CollectiveUnit {
         let tail = ports.tail_due(port, vc).unwrap_or(now);
 
         let mut flags = Flags::default();
+        let mut is_alike =
+            (other.operation, other.operand, other.kind) == (word.operation, word.operand, word.kind);
         if let Some(packet) = ports.peek_head(port, vc) {
-            self.counters.mismatched += u64::from(packet.len() != sum.len());
+            is_alike &= packet.len() == sum.len();
             let prefix = self.spec.prefix;
-            if let (Some(sum), Some(other)) =
+            if let (Some(sum), Some(operand)) =
                 (sum.bytes_mut().get_mut(prefix..), packet.bytes().get(prefix..))
             {
-                flags = alu::combine(word.operation, word.operand, sum, other);
+                flags = alu::combine(word.operation, word.operand, sum, operand);
             }
         }
 
+        self.counters.mismatched += u64::from(!is_alike);
         self.link_slots[index] = Slot::Used;
         (flags, tail)
     }

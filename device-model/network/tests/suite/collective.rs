@@ -403,6 +403,17 @@ fn overflow_at_one_node_is_flagged_at_all() {
 }
 
 #[test]
+fn a_packet_of_another_operation_and_length_is_counted_once() {
+    let tree = Tree::new(2, 1).unwrap();
+    let order = |word, length| vec![(Nanos(0), Order::Contribute { word, bytes: vec![1; length] })];
+    let other = CollectiveWord { operation: Operation::Xor, ..SUM };
+
+    let nodes = run(&tree, &[order(SUM, 8), order(other, 16)]);
+
+    assert_eq!(nodes.iter().map(|node| node.counters.mismatched).sum::<u64>(), 1);
+}
+
+#[test]
 fn packets_without_a_route_are_dropped_and_counted() {
     let tree = Tree::new(3, 2).unwrap();
     let stray = CollectiveWord { class: CLASS + 1, ..SUM };
