@@ -326,6 +326,7 @@ impl Network {
         options.link.max_packet = MAX_PACKET;
         options.link.credits.resize(network::CHANNELS, CREDITS);
         options.link.credits[usize::from(network::SYMBOLS)] = network::SYMBOL_CREDITS;
+        network::divide_dynamic_credits(&mut options);
 
         let policy = network::NodePolicy::new(&cables, &options)?;
         network::check_deadlock(&cables, &policy)?;

@@ -4,12 +4,14 @@
 //! program for it, `spi/examples/mu/msg_alltoall.c` of the public sources: a random permutation of
 //! the destinations at each node, 64 injection FIFOs in eight subgroups that it uses in turn, and
 //! direct puts of 2 KB. A message of more bytes is sent in rounds, each with a part of all
-//! messages.
+//! messages. The time begins before a barrier of all nodes.
 
 use std::sync::Arc;
 
 use nicforge_driver::{DmaBuffer, DmaPermission, Error as DriverError, runtime::Instant};
-use nicforge_spi::{Counter, DirectPut, InjectionAttributes, Payload, RandomOrder, Subgroup, direct_put};
+use nicforge_spi::{
+    Box5, Counter, DirectPut, InjectionAttributes, Payload, RandomOrder, Subgroup, direct_put,
+};
 
 use super::{
     BlueGene, BlueGeneError, Node, NodeError, mean_since,
@@ -30,6 +32,8 @@ const ROUND_BYTES: u64 = 2048;
 pub(crate) const THROUGH_RATIO: u8 = 16;
 /// Entry of the base address table of the first subgroup.
 const ENTRY: u8 = 0;
+/// The class route of the barrier.
+const BARRIER_CLASS: u8 = 0;
 /// Alignment of the parts of a node's memory.
 const PAGE_BYTES: u64 = 4096;
 /// Offset of the source in a node's memory. The counter lies in front of it.
@@ -37,7 +41,8 @@ const SOURCE_OFFSET: u64 = PAGE_BYTES;
 
 impl BlueGene<'_> {
     /// Returns the time of an all-to-all of messages of `bytes` bytes, by dynamic direct puts in a
-    /// random order of each node. It ends when the last node has received all.
+    /// random order of each node. It begins with a barrier, and ends when the last node has
+    /// received all.
     ///
     /// All messages of a node have the same source and the same target, so that the memory of many
     /// nodes fits into that of this computer.
@@ -51,19 +56,23 @@ impl BlueGene<'_> {
             let order = RandomOrder::new(&node.subgroup.position(), seed);
             memory.counter.set(order.ranks().len() as u64 * bytes);
             node.set_through_ratio(THROUGH_RATIO)?;
+            let position = node.subgroup.position();
+            let route = Box5::whole(position.shape).route(position.own, true)?;
+            node.kernel.set_barrier_route(BARRIER_CLASS, route)?;
+            let mut barrier = node.subgroup.barrier(BARRIER_CLASS)?;
             node.wait_for_begin();
 
             let began = Instant::now();
+            node.subgroup.enter(&mut barrier)?;
+            node.subgroup.wait_barrier(&mut barrier, message_deadline(), None)?;
             for round in (0..bytes).step_by(ROUND_BYTES as usize) {
                 memory.send(node, &order, ROUND_BYTES.min(bytes - round))?;
             }
             node.subgroup.wait_counter(&memory.counter, message_deadline(), None)?;
-            let time = mean_since(began, 1);
-
             for subgroup in node.all_subgroups() {
                 end_sends(subgroup, FIFOS_OF_SUBGROUP)?;
             }
-            Ok(time)
+            Ok(mean_since(began, 1))
         })?;
         Ok(times.into_iter().max().unwrap_or(Picos::ZERO))
     }

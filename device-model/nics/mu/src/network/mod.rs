@@ -13,9 +13,10 @@
 //! | 1 | user packets in dimension order, with the bubble rule |
 //! | 2 | user packets of high priority, the same way |
 //! | 3 | packets of the system, the same way; they alone use I/O links |
-//! | 4 | collective packets of all nodes, and of the system |
-//! | 5 | collective packets of some nodes |
-//! | 6 | symbols of barriers and global interrupts |
+//! | 4 | the second queue of channel 0, where there is one (`spec`) |
+//! | 5 | collective packets of all nodes, and of the system |
+//! | 6 | collective packets of some nodes |
+//! | 7 | symbols of barriers and global interrupts |
 //!
 //! | module | contents |
 //! | --- | --- |
@@ -23,12 +24,14 @@
 //! | `registers` | the device control registers |
 //! | `policy` | the routes of a node, and the deadlock check |
 //! | `route` | the check of packet headers |
+//! | `spec` | the description of a network's routers |
 //! | `word` | the route word |
 
 mod collective;
 mod policy;
 mod registers;
 mod route;
+mod spec;
 #[cfg(test)]
 mod tests;
 mod word;
@@ -43,80 +46,36 @@ use nicforge_hwi::{
 };
 use nicforge_network::{
     collective::{CollectiveError, CollectiveUnit, CollectiveWord, LineLevels},
-    router::{Bypass, FifoSpec, InjectionRefusal, NotInjected, Outcome, Router, RouterSpec},
+    router::{Bypass, InjectionRefusal, NotInjected, Outcome, Router},
 };
 use zerocopy::FromBytes;
 
 use self::{
     collective::{SYSTEM_FIFO, USER_FIFO},
     registers::Registers,
+    spec::{FIRST_ROUTED, SECOND_QUEUE, dynamic_queues, fifo_packets, has_second_queue},
 };
 pub(crate) use self::{
     policy::{CachingPolicy, NodePolicy, check_deadlock},
     route::{Place, Route, RouteError},
+    spec::{divide_dynamic_credits, router_spec},
 };
-use crate::config::{NetworkError, Options, Site};
+use crate::config::{NetworkError, Site};
 
 /// Number of virtual channels of a link.
-pub(crate) const CHANNELS: usize = 7;
+pub(crate) const CHANNELS: usize = 8;
 /// Virtual channel of collective packets of all nodes, and of the system. As on the chip, software
 /// must keep their class routes on different links.
-pub(crate) const COLLECTIVE: u8 = 4;
+pub(crate) const COLLECTIVE: u8 = 5;
 /// Virtual channel of collective packets of some nodes.
-pub(crate) const SUB_COMM: u8 = 5;
+pub(crate) const SUB_COMM: u8 = 6;
 /// Virtual channel of symbols.
-pub(crate) const SYMBOLS: u8 = 6;
+pub(crate) const SYMBOLS: u8 = 7;
 /// Symbols for which a receiver has room: one up and one down for each class.
 pub(crate) const SYMBOL_CREDITS: u32 = 32;
 
 /// Packets from links that an output sends between two injected ones, at power-on.
 const THROUGH_RATIO: u8 = 1;
-/// Number of the first network injection FIFO of the router. Those below are for collectives.
-const FIRST_ROUTED: u8 = fifo_map::SYSTEM.trailing_zeros() as u8;
-/// Number of network reception FIFOs of the router. Those behind are for collectives.
-const ROUTED_RECEPTION: u8 = reception_fifo::COLLECTIVE_USER;
-
-/// Priorities of the senders: collective and system packets first, then user packets of high
-/// priority, and then others (section II.E).
-mod priority {
-    pub(super) const SYSTEM: u8 = 0;
-    pub(super) const HIGH: u8 = 1;
-    pub(super) const NORMAL: u8 = 2;
-}
-
-/// Returns the number of packets that a network FIFO holds. On links without a bandwidth it is
-/// larger, because more packets at a time save steps of the router.
-fn fifo_packets(options: &Options) -> u16 {
-    if options.is_timed() { 4 } else { 16 }
-}
-
-/// Returns the description of the routers of a network.
-pub(crate) fn router_spec(options: &Options) -> RouterSpec {
-    let framing = options.framing() + options.max_reference();
-    let fifo = |priority| {
-        let packets = fifo_packets(options);
-        let bytes = (MAX_PACKET as u32 + framing) * u32::from(packets);
-        FifoSpec { bytes, packets, priority }
-    };
-    let injection_fifo = |number: u32| match 1 << number {
-        fifo_map::SYSTEM => fifo(priority::SYSTEM),
-        fifo_map::PRIORITY => fifo(priority::HIGH),
-        _ => fifo(priority::NORMAL),
-    };
-
-    RouterSpec {
-        ports: PORTS,
-        link: options.link.clone(),
-        framing,
-        // By virtual channel, 0 to 3.
-        priorities: vec![priority::NORMAL, priority::NORMAL, priority::HIGH, priority::SYSTEM],
-        bubble_vcs: 1 << channel::DETERMINISTIC | 1 << channel::HIGH_PRIORITY | 1 << channel::SYSTEM,
-        through_ratio: THROUGH_RATIO,
-        injection: (FIRST_ROUTED.into()..fifo_map::COUNT).map(injection_fifo).collect(),
-        reception: (0..ROUTED_RECEPTION).map(|_| fifo(0)).collect(),
-    }
-}
-
 /// The kinds of packets that arrive at a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arriving {
@@ -136,13 +95,14 @@ impl Arriving {
         let [arrived, heads] = ports.arrivals_and_heads();
         // One word a channel, with a bit for each port. A loop over them costs more than its body.
         let any = |channel: u8| arrived[usize::from(channel)] | heads[usize::from(channel)];
-        let user = any(channel::DYNAMIC) | any(channel::DETERMINISTIC) | any(channel::HIGH_PRIORITY);
+        let dynamic = any(channel::DYNAMIC) | any(SECOND_QUEUE);
+        let user = dynamic | any(channel::DETERMINISTIC) | any(channel::HIGH_PRIORITY);
         let collective = any(COLLECTIVE) | any(SUB_COMM) | any(SYMBOLS);
         Self { is_routed: user | any(channel::SYSTEM) != 0, is_collective: collective != 0 }
     }
 }
 
-const _: () = assert!(CHANNELS == 7 && MAX_CHANNELS >= CHANNELS && channel::SYSTEM == 3);
+const _: () = assert!(CHANNELS == 8 && MAX_CHANNELS >= CHANNELS && channel::SYSTEM == 3);
 
 /// Returns whether a packet is for a reception FIFO in memory.
 #[inline]

@@ -17,7 +17,7 @@ use nicforge_network::{
 };
 
 use super::{
-    Place,
+    Place, dynamic_queues,
     word::{RouteWord, class},
 };
 use crate::config::{Cables, EXIT_PORTS, NetworkError, Options};
@@ -31,6 +31,8 @@ pub(crate) type Zones = [[u8; DIMENSIONS]; 4];
 pub(crate) struct NodePolicy {
     torus: TorusPolicy,
     pub(crate) zones: Zones,
+    /// Virtual channels of dynamic packets, one bit for each.
+    dynamic_vcs: u16,
     role: Role,
 }
 
@@ -49,7 +51,7 @@ enum Role {
 fn rules(options: &Options) -> TorusRules {
     // Packets in dimension order, on a virtual channel with the bubble rule.
     let fixed = |vc| ChannelClass { fixed: Fixed::Bubble { vc }, adaptive: 0 };
-    let user = ChannelClass { adaptive: 1 << channel::DYNAMIC, ..fixed(channel::DETERMINISTIC) };
+    let user = ChannelClass { adaptive: dynamic_queues(options), ..fixed(channel::DETERMINISTIC) };
 
     let mut rules = TorusRules::shared(user);
     rules.classes[usize::from(class::HIGH_PRIORITY)] = fixed(channel::HIGH_PRIORITY);
@@ -62,7 +64,8 @@ impl NodePolicy {
     /// Returns the policy of node 0, from which those of the others are made.
     pub(crate) fn new(cables: &Cables, options: &Options) -> Result<Self, NetworkError> {
         let torus = TorusPolicy::new(&cables.torus, 0, rules(options))?;
-        Ok(Self { torus, zones: options.zones, role: Role::Compute })
+        let dynamic_vcs = dynamic_queues(options);
+        Ok(Self { torus, zones: options.zones, dynamic_vcs, role: Role::Compute })
     }
 
     /// Returns the place of another node, and its policy.
@@ -95,7 +98,7 @@ impl NodePolicy {
     /// Returns the decision of a compute node.
     fn decide_at_compute_node(&self, word: RouteWord, from: Source) -> Decision {
         if let (Some(port), Source::Injection { .. }) = (word.loop_port(), from) {
-            return loop_decision(word, port);
+            return self.loop_decision(word, port);
         }
 
         // A dynamic packet on the deterministic channel has escaped there at an earlier node.
@@ -114,17 +117,17 @@ impl NodePolicy {
             other => other,
         }
     }
-}
 
-/// Returns the decision on a packet that takes a loop cable, which is a ring of one node. A packet
-/// that enters a ring needs room for two packets.
-fn loop_decision(word: RouteWord, port: u8) -> Decision {
-    let escape = Exit { port, vc: word.fixed_vc(), room: Room::Two };
-    if word.0.is_adaptive() {
-        let vcs = 1 << channel::DYNAMIC;
-        return Decision::Any(Candidates { ports: 1 << port, vcs, escape: Some(escape) });
+    /// Returns the decision on a packet that takes a loop cable, which is a ring of one node. A
+    /// packet that enters a ring needs room for two packets.
+    fn loop_decision(&self, word: RouteWord, port: u8) -> Decision {
+        let escape = Exit { port, vc: word.fixed_vc(), room: Room::Two };
+        if word.0.is_adaptive() {
+            let (ports, vcs) = (1 << port, self.dynamic_vcs);
+            return Decision::Any(Candidates { ports, vcs, escape: Some(escape) });
+        }
+        Decision::One(escape)
     }
-    Decision::One(escape)
 }
 
 impl Policy for NodePolicy {

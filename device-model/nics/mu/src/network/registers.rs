@@ -11,7 +11,7 @@ use nicforge_network::{
 };
 use thiserror::Error;
 
-use super::{COLLECTIVE, NetworkUnit, SUB_COMM, collective};
+use super::{COLLECTIVE, NetworkUnit, SECOND_QUEUE, SUB_COMM, collective, has_second_queue};
 use crate::link_check::End;
 
 /// Nanoseconds of a network cycle, the unit of waiting times.
@@ -212,7 +212,7 @@ impl NetworkUnit {
                 (0..super::CHANNELS).map(|vc| ports.sent(port, vc).retransmissions).sum()
             }
             Register::Counter(port, counter) => self.counter(ports, port, counter),
-            Register::Tokens(port) => tokens(ports, port),
+            Register::Tokens(port) => tokens(ports, port, has_second_queue(&self.site.options)),
             Register::Crc(port, end, is_system) => {
                 self.site.checks.crc(self.site.node, port, end, is_system).into()
             }
@@ -413,16 +413,20 @@ fn physical_vcs(enabled: u8) -> impl Iterator<Item = u8> {
     };
     let numbers = (channel::DYNAMIC..=channel::SYSTEM_COLLECTIVE)
         .filter(move |number| enabled >> (6 - number) & 1 == 1);
-    let set = numbers.fold(0_u8, |set, number| set | 1 << vc_of(number));
+    let of_numbers = numbers.fold(0_u8, |set, number| set | 1 << vc_of(number));
+    let set = of_numbers | (of_numbers >> channel::DYNAMIC & 1) << SECOND_QUEUE;
     (0..u8::BITS as u8).filter(move |vc| set >> vc & 1 == 1)
 }
 
 /// Returns the register of a port's credits: 10 bits for the dynamic channel, and then 4 bits for
-/// each of the others, down to the lowest.
-fn tokens(ports: &Ports<'_>, port: u8) -> u64 {
-    let credits = |vc: u8, most: u32| u64::from(ports.credits(port, vc.into()).min(most));
+/// each of the others, down to the lowest. `has_second_queue` says whether the dynamic channel has
+/// two queues.
+fn tokens(ports: &Ports<'_>, port: u8, has_second_queue: bool) -> u64 {
+    let credits = |vc: u8| ports.credits(port, vc.into());
     let fixed = [channel::DETERMINISTIC, channel::HIGH_PRIORITY, channel::SYSTEM, COLLECTIVE, SUB_COMM];
-    fixed.iter().fold(credits(channel::DYNAMIC, 0x3ff), |word, &vc| word << 4 | credits(vc, 0xf))
+    let of_second = if has_second_queue { credits(SECOND_QUEUE) } else { 0 };
+    let of_dynamic = (credits(channel::DYNAMIC) + of_second).min(0x3ff);
+    fixed.iter().fold(of_dynamic.into(), |word, &vc| word << 4 | u64::from(credits(vc).min(0xf)))
 }
 
 /// Returns the register of the routes of classes `2 pair` and `2 pair + 1`. Of their input masks,

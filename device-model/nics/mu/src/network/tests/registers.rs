@@ -132,9 +132,35 @@ fn counters_count_by_channel_and_can_be_cleared_and_stopped() {
 }
 
 #[test]
+fn packets_of_both_dynamic_queues_count_as_those_of_their_channel() {
+    let mut bed = Bed::torus(&[3], &[], timed());
+    let dynamic_alone = 0x40 << 56 | 0x40 << 24;
+    assert_eq!(write(&mut bed, 0, nd_dcr::port(0) + link::UPC_CTRL, dynamic_alone), Some(dynamic_alone));
+    assert_eq!(write(&mut bed, 1, nd_dcr::port(1) + link::UPC_CTRL, dynamic_alone), Some(dynamic_alone));
+
+    // Node 1 takes nothing for a while, so that packets fill both queues of the link to it.
+    bed.set_deaf(1, u16::MAX);
+    for mark in 0..11 {
+        bed.send(0, Message::to(&bed.network, 1, channel::DYNAMIC, mark));
+    }
+    bed.run();
+    assert_eq!(bed.register(0, nd_dcr::port(0) + link::SE_TOKENS).map(|tokens| tokens >> 20), Some(0));
+    bed.set_deaf(1, 0);
+    bed.run();
+
+    // A packet has two chunks. The fifth counter is that of received packets.
+    let counter = |number: u64| link::UPC + 8 * number;
+    assert_eq!(bed.register(0, nd_dcr::port(0) + counter(0)), Some(22));
+    assert_eq!(bed.register(1, nd_dcr::port(1) + counter(4)), Some(11));
+}
+
+#[test]
 fn tokens_are_those_of_the_far_end() {
     let mut bed = Bed::torus(&[2], &[], Options::default());
     let tokens = bed.register(0, nd_dcr::port(0) + link::SE_TOKENS);
+    assert_eq!(tokens, Some(7 << 20 | 0x77777));
+    // On links with a bandwidth, the dynamic channel has two queues.
+    let tokens = Bed::torus(&[2], &[], timed()).register(0, nd_dcr::port(0) + link::SE_TOKENS);
     assert_eq!(tokens, Some(7 << 20 | 0x77777));
     assert_eq!(bed.register(0, nd_dcr::port(10) + link::SE_TOKENS), Some(0));
     assert_eq!(bed.register(0, nd_dcr::port(0) + link::SE_RETRANS_CNT), Some(0));

@@ -1,6 +1,9 @@
 //! Packets from one node to another.
 
-use nicforge_hwi::mu_packet::{channel, fifo_map, reception_fifo, route_control, routing};
+use nicforge_hwi::{
+    mu_packet::{MAX_PAYLOAD, channel, fifo_map, reception_fifo, route_control, routing},
+    nd_dcr,
+};
 use nicforge_network::shape::{Cabling, Dimension, Partition, PartitionRule, Torus};
 
 use super::bed::{Bed, Message, Order, timed};
@@ -310,4 +313,66 @@ fn large_networks_have_routes_without_deadlock() {
     assert_eq!(network.nodes(), 386);
     assert_eq!(network.shape().nodes(), 384);
     assert_eq!(fifo_map::COUNT, 16);
+}
+
+#[test]
+fn a_dynamic_packet_passes_one_that_waits_in_the_other_queue() {
+    // Node 1 takes nothing from the FIFO of port A-. Four packets fill it, and a fifth one waits in
+    // a queue of the link. A packet to node 2 needs room in neither.
+    let passed = |options: Options| {
+        let mut bed = Bed::torus(&[4], &[], options);
+        bed.set_deaf(1, 1 << 1);
+        for mark in 0..5 {
+            bed.send(0, Message::to(&bed.network, 1, channel::DYNAMIC, mark));
+        }
+        bed.run();
+        bed.send(0, Message::to(&bed.network, 2, channel::DYNAMIC, 5).with_hint(0, false));
+        bed.run();
+
+        let passed = bed.marks(2);
+        bed.set_deaf(1, 0);
+        bed.run();
+        assert_eq!((bed.marks(1).len(), bed.marks(2)), (5, vec![(1, 5)]));
+        !passed.is_empty()
+    };
+
+    assert!(passed(timed()));
+    // With I/O nodes there is one queue.
+    assert!(!passed(Options { io_nodes: vec![vec![3]], ..timed() }));
+}
+
+/// Returns the packets of an all-to-all on 64 nodes, and how many of them have escaped to the
+/// channel of dimension order.
+fn all_to_all_of_dynamic_packets(options: Options) -> (u64, u64) {
+    const NODES: u32 = 64;
+    const ROUNDS: u64 = 8;
+    let mut bed = Bed::torus(&[4, 4, 4], &[], options);
+
+    for node in 0..NODES {
+        let most_through =
+            Order::Write { offset: nd_dcr::CTRL_INTERNAL, value: 0xf << nd_dcr::THROUGH_RATIO_SHIFT };
+        bed.order(node, most_through);
+        for (round, step) in (0..ROUNDS).flat_map(|round| (1..NODES).map(move |step| (round, step))) {
+            // An odd factor gives each node an order of its own.
+            let target = (node + step * (2 * node + 1)) % NODES;
+            let mut message = Message::to(&bed.network, target, channel::DYNAMIC, round);
+            message.payload.resize(MAX_PAYLOAD, 0);
+            bed.send(node, message);
+        }
+    }
+    bed.run();
+
+    let received: usize = (0..NODES).map(|node| bed.marks(node).len()).sum();
+    assert_eq!(received as u64, u64::from(NODES * (NODES - 1)) * ROUNDS);
+    (received as u64, (0..NODES).map(|node| bed.counter(node, "escaped")).sum())
+}
+
+#[test]
+fn few_dynamic_packets_of_an_all_to_all_escape_from_two_queues() {
+    // With one queue it is about one in 60, and the channel of dimension order fills.
+    let (packets, escaped) = all_to_all_of_dynamic_packets(timed());
+    assert!(escaped < packets / 300, "{escaped} of {packets} packets");
+
+    let (packets, escaped) = all_to_all_of_dynamic_packets(Options { io_nodes: vec![vec![63]], ..timed() });
+    assert!(escaped > packets / 100, "{escaped} of {packets} packets");
 }
