@@ -7,7 +7,7 @@ use crate::chip::MAX_TRANSMISSIONS;
 
 impl Outbox {
     /// Handles one send queue with work: takes an ended message out, or starts the next one.
-    /// `in_engine` is the number of messages in the transmit DMA engine, and `is_last` says that the
+    /// `in_engine` is the number of messages in the transmit DMA engine. `is_last` says that the
     /// poll makes no further step. Returns `None` if no send queue has work.
     #[inline]
     pub(in crate::firmware) fn step(&mut self, in_engine: u16, now: u64, is_last: bool) -> Option<Work> {
