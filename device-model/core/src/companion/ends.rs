@@ -30,10 +30,13 @@ pub struct CompanionEnd<C, E> {
     incarnation: Arc<Incarnation>,
 }
 
-/// The companion's way to its device, while it looks at a command in the FIFO.
+/// The companion's way to its device, while it looks at a command in the FIFO. The device is woken
+/// for all that was sent when this is dropped.
 pub struct EventSender<'a, E> {
     events: &'a mut Producer<E>,
     incarnation: &'a Incarnation,
+    /// An event was sent.
+    has_sent: bool,
 }
 
 /// Returns both ends of new FIFOs, for a new incarnation.
@@ -108,6 +111,25 @@ impl<C, E> DeviceEnd<C, E> {
         }
     }
 
+    /// Calls `handle` with at most `limit` events in turn, without copies of them, until it returns
+    /// false. Drops the events for which it has returned true, and returns their number. The others
+    /// stay in the FIFO, as all do after a panic of `handle`.
+    #[inline]
+    pub fn handle_events(&mut self, limit: usize, mut handle: impl FnMut(&E) -> bool) -> usize {
+        if self.incarnation.is_hung() {
+            return 0;
+        }
+        let Ok(events) = self.events.read_chunk(self.events.slots().min(limit)) else { return 0 };
+        let (first, wrapped) = events.as_slices();
+        let count = first.iter().chain(wrapped).take_while(|event| handle(event)).count();
+
+        events.commit(count);
+        if count > 0 {
+            self.incarnation.wake_companion();
+        }
+        count
+    }
+
     /// Returns the state of this incarnation.
     pub fn status(&self) -> CompanionStatus {
         self.incarnation.status()
@@ -145,16 +167,16 @@ impl<C, E> CompanionEnd<C, E> {
     /// not copied.
     #[inline]
     pub fn front(&mut self) -> (Option<&C>, EventSender<'_, E>) {
-        let sender = EventSender { events: &mut self.events, incarnation: &self.incarnation };
+        let sender =
+            EventSender { events: &mut self.events, incarnation: &self.incarnation, has_sent: false };
         (self.commands.peek().ok(), sender)
     }
 
     /// Drops the command of [`CompanionEnd::front`].
     #[inline]
     pub fn drop_front(&mut self) {
-        if let Ok(command) = self.commands.read_chunk(1) {
-            command.commit_all();
-        }
+        // The compiler leaves out the copy of a command that is dropped.
+        let _ = self.commands.pop();
     }
 
     /// Returns whether there is no command.
@@ -175,7 +197,7 @@ impl<C, E> CompanionEnd<C, E> {
     /// [`SendError`], with the event.
     #[inline]
     pub fn send(&mut self, event: E) -> Result<(), SendError<E>> {
-        EventSender { events: &mut self.events, incarnation: &self.incarnation }.send(event)
+        EventSender { events: &mut self.events, incarnation: &self.incarnation, has_sent: false }.send(event)
     }
 
     /// Returns whether a poll may wait: the companion has a thread, and is not stepped.
@@ -197,7 +219,7 @@ impl<C, E> CompanionEnd<C, E> {
 }
 
 impl<E> EventSender<'_, E> {
-    /// Sends an event, as [`CompanionEnd::send`] does.
+    /// Sends an event. It never blocks.
     ///
     /// # Errors
     /// [`SendError`], with the event.
@@ -208,7 +230,7 @@ impl<E> EventSender<'_, E> {
         }
 
         self.events.push(event).map_err(|PushError::Full(event)| SendError::Full(event))?;
-        self.incarnation.wake_device();
+        self.has_sent = true;
 
         Ok(())
     }
@@ -217,5 +239,14 @@ impl<E> EventSender<'_, E> {
     #[inline]
     pub fn has_ended(&self) -> bool {
         self.incarnation.has_ended()
+    }
+}
+
+impl<E> Drop for EventSender<'_, E> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.has_sent {
+            self.incarnation.wake_device();
+        }
     }
 }

@@ -233,6 +233,7 @@ impl DmaLease {
     ///
     /// # Errors
     /// [`LeaseError`].
+    #[inline]
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), LeaseError> {
         fence(Ordering::Release);
         let mut rest = data;
@@ -307,7 +308,7 @@ impl DmaLease {
 
     /// Calls `access` for each part of a range, with the part's memory, the offset in that memory,
     /// and the number of bytes to access there.
-    #[inline]
+    #[inline(always)]
     fn for_each_part<E>(
         &self,
         offset: u64,
@@ -318,6 +319,31 @@ impl DmaLease {
         LeaseError: From<E>,
     {
         self.check_range(offset, length)?;
+        // Most leases have one mapping, which needs no loop.
+        if let LeaseMemory::One(memory) = &self.memory
+            && length > 0
+        {
+            if self.term.is_over() || memory.faulted() {
+                return Err(LeaseError::Over);
+            }
+            access(memory, offset, length)?;
+            return if memory.faulted() { Err(LeaseError::Over) } else { Ok(()) };
+        }
+        self.for_each_of_parts(offset, length, access)
+    }
+
+    /// Does the work of [`DmaLease::for_each_part`] for a lease with any number of mappings. The
+    /// range has been checked.
+    #[inline(never)]
+    fn for_each_of_parts<E>(
+        &self,
+        offset: u64,
+        length: u64,
+        mut access: impl FnMut(&Window, u64, u64) -> Result<(), E>,
+    ) -> Result<(), LeaseError>
+    where
+        LeaseError: From<E>,
+    {
         let mut done = 0;
         while done < length {
             let at = offset + done;

@@ -88,6 +88,12 @@ impl Companion for Echo {
 
 type End = DeviceEnd<Order, u32>;
 
+/// Records an event as handled.
+fn record(handled: &mut Vec<u32>, number: u32) -> bool {
+    handled.push(number);
+    true
+}
+
 /// A machine with a device whose end of a companion the test holds.
 struct Rig {
     machine: Machine,
@@ -176,6 +182,34 @@ fn events_come_in_order_through_fifos_of_one_message() {
 
         assert_eq!(received, (0..100).collect::<Vec<_>>());
         assert_eq!(rig.report().to_string(), "echo (epoch 1) running");
+    }
+}
+
+#[test]
+fn event_that_is_not_handled_stays_with_those_after_it() {
+    for mode in BOTH_MODES {
+        let mut rig = Rig::new(mode);
+        let mut end = rig.start(SPEC).unwrap();
+        (0..4).for_each(|number| assert!(end.send(Order::Send(number)).is_ok()));
+
+        // The limit is one event.
+        let mut handled = Vec::new();
+        rig.step_until(|_| {
+            assert!(end.handle_events(1, |number| record(&mut handled, *number)) <= 1);
+            (handled.len() == 2).then_some(())
+        });
+        let refused = rig.step_until(|_| {
+            let mut refused = None;
+            assert_eq!(end.handle_events(4, |number| refused.replace(*number).is_some()), 0);
+            refused
+        });
+        assert_eq!(refused, 2);
+
+        rig.step_until(|_| {
+            end.handle_events(4, |number| record(&mut handled, *number));
+            (handled.len() == 4).then_some(())
+        });
+        assert_eq!(handled, [0, 1, 2, 3]);
     }
 }
 

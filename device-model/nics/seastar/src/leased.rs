@@ -31,6 +31,7 @@ impl EventMemory {
     /// Writes an event through the lease, its last [`HAND_OVER`] bytes last. Returns false if no
     /// lease covers the address, or if a write by message is in flight, which the event would
     /// overtake. The caller must then write by copies or messages, which keep the order.
+    #[inline]
     pub(crate) fn write(
         &mut self,
         context: &mut Context<'_>,
@@ -38,25 +39,54 @@ impl EventMemory {
         address: u64,
         event: &[u8],
     ) -> bool {
-        if matches!(self, Self::NotMapped) || context.has_writes_in_flight(attachment_id) {
+        if context.has_writes_in_flight(attachment_id) {
             return false;
         }
-        let is_inside = matches!(self, Self::Leased(lease) if lease.find(address, event.len()).is_some());
-        if !is_inside {
-            let leased = WriteLease::new(context, attachment_id, address, EVENT_LEASE);
-            *self = leased.map_or(Self::NotMapped, Self::Leased);
-        }
+        let at = self.find(address, event.len());
+        let Some(at) = at.or_else(|| self.lease(context, attachment_id, address, event.len())) else {
+            return false;
+        };
 
         let Self::Leased(lease) = self else { return false };
         let Some((event, last)) = event.split_last_chunk::<HAND_OVER>() else { return false };
-        let is_complete = lease.find(address, event.len() + HAND_OVER).is_some_and(|at| {
-            let is_written = lease.memory.write(at, event).is_ok();
-            is_written && lease.memory.write(at + event.len() as u64, last).is_ok()
-        });
+        let is_complete = lease.memory.write(at, event).is_ok()
+            && lease.memory.write(at + event.len() as u64, last).is_ok();
         if !is_complete {
             *self = Self::Unknown;
         }
         is_complete
+    }
+
+    /// Returns the offset of a range, if it is in the lease.
+    #[inline]
+    fn find(&self, address: u64, bytes: usize) -> Option<u64> {
+        match self {
+            Self::Leased(lease) => lease.find(address, bytes),
+            Self::Unknown | Self::NotMapped => None,
+        }
+    }
+
+    /// Leases memory from an address on, unless that is known to be impossible. Returns the offset
+    /// of the range there.
+    #[cold]
+    fn lease(
+        &mut self,
+        context: &mut Context<'_>,
+        attachment_id: AttachmentId,
+        address: u64,
+        bytes: usize,
+    ) -> Option<u64> {
+        if matches!(self, Self::NotMapped) {
+            return None;
+        }
+        let leased = WriteLease::new(context, attachment_id, address, EVENT_LEASE);
+        *self = leased.map_or(Self::NotMapped, Self::Leased);
+
+        let at = self.find(address, bytes);
+        if at.is_none() && matches!(self, Self::Leased(_)) {
+            *self = Self::Unknown;
+        }
+        at
     }
 }
 

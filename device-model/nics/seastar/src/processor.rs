@@ -25,7 +25,7 @@ use nicforge_core::{
     device::Progress,
     time::Nanos,
 };
-use nicforge_hwi::seastar::CommandResult;
+use nicforge_hwi::seastar::{CommandResult, Event as EventRecord, INLINE};
 use nicforge_kit::{Clock, Server};
 use nicforge_seastar_firmware::chip::{
     Chip, Client, Event, Halted, Incarnation, MAX_CALLS, MAX_COUNTERS, MAX_HOST_WRITE, Pieces, Polled,
@@ -88,8 +88,7 @@ pub(crate) enum Call {
     WriteHost {
         client: Client,
         address: u64,
-        length: u8,
-        bytes: [u8; MAX_HOST_WRITE],
+        bytes: HostBytes,
     },
     Interrupt {
         client: Client,
@@ -99,6 +98,53 @@ pub(crate) enum Call {
     SetTimer(Nanos),
     /// The program has broken the rules of [`Program::poll`]. The device halts it.
     Broken,
+}
+
+/// The bytes of a [`Call::WriteHost`].
+#[derive(Debug)]
+pub(crate) enum HostBytes {
+    /// The data of a header packet.
+    Inline { length: u8, bytes: [u8; INLINE] },
+    /// An event of a process.
+    Event([u8; EVENT_BYTES]),
+    /// An event of the kernel, or anything else.
+    Other { length: u8, bytes: [u8; MAX_HOST_WRITE] },
+}
+
+/// Bytes of an event of a process.
+pub(crate) const EVENT_BYTES: usize = size_of::<EventRecord>();
+
+impl HostBytes {
+    /// Copies bytes. Returns `None` if there are more than [`MAX_HOST_WRITE`].
+    #[inline]
+    fn copy_of(bytes: &[u8]) -> Option<Self> {
+        if let Ok(event) = bytes.try_into() {
+            return Some(Self::Event(event));
+        }
+        let length = bytes.len() as u8;
+        if bytes.len() <= INLINE {
+            return padded(bytes).map(|bytes| Self::Inline { length, bytes });
+        }
+        padded(bytes).map(|bytes| Self::Other { length, bytes })
+    }
+
+    /// Returns the bytes.
+    #[inline]
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        match self {
+            Self::Inline { length, bytes } => &bytes[..usize::from(*length).min(INLINE)],
+            Self::Event(bytes) => bytes,
+            Self::Other { length, bytes } => &bytes[..usize::from(*length).min(MAX_HOST_WRITE)],
+        }
+    }
+}
+
+/// Returns bytes with zeros after them, or `None` if they are too many.
+#[inline]
+fn padded<const N: usize>(bytes: &[u8]) -> Option<[u8; N]> {
+    let mut padded = [0; N];
+    padded.get_mut(..bytes.len())?.copy_from_slice(bytes);
+    Some(padded)
 }
 
 /// The values that a processor gets at its start.
@@ -204,6 +250,7 @@ impl<P: Program> Processor<P> {
                         }
                         InputContent::Incarnation { node, incarnation } => {
                             let Some(event) = self.state.incarnation_changed(*node, *incarnation) else {
+                                drop(sender);
                                 end.drop_front();
                                 continue;
                             };
@@ -225,6 +272,7 @@ impl<P: Program> Processor<P> {
                 self.is_broken = true;
                 chip.send(Call::Broken);
             }
+            drop(chip);
             if has_input {
                 end.drop_front();
             }
@@ -311,13 +359,11 @@ impl Chip for PolledChip<'_> {
     }
 
     fn write_host(&mut self, client: Client, address: u64, bytes: &[u8]) -> Result<(), Halted> {
-        let mut copy = [0; MAX_HOST_WRITE];
-        let Some(target) = copy.get_mut(..bytes.len()) else {
+        let Some(bytes) = HostBytes::copy_of(bytes) else {
             self.is_overrun = true;
             return Err(Halted);
         };
-        target.copy_from_slice(bytes);
-        self.call(Call::WriteHost { client, address, length: bytes.len() as u8, bytes: copy })
+        self.call(Call::WriteHost { client, address, bytes })
     }
 
     fn interrupt(&mut self, client: Client, vector: u16) -> Result<(), Halted> {

@@ -300,15 +300,17 @@ impl Node {
             command::PUT => nic_based.portals.put(&request),
             _ => nic_based.portals.get(&request),
         };
-        let Outgoing { operation, kind, target, header, length, source, events } = match started {
+        // The operation is not moved out of the result, which would copy it.
+        let Outgoing { operation, kind, target, header, length, source, events } = match &started {
             Ok(outgoing) => outgoing,
             Err(refused) => return Ok(Err(refused.0)),
         };
+        let (operation, kind, target, length) = (*operation, *kind, *target, *length);
         let further_operations = nic_based.portals.room_for_operations().min(remaining - 1);
-        write_events(chip, process, &events)?;
+        write_events(chip, process, events)?;
 
-        let mut packet = self.make_packet(process, target, Content { kind, length }, header);
-        let pieces = match source {
+        let mut packet = self.make_packet(process, target, Content { kind, length }, *header);
+        let pieces = match *source {
             Source::None => Pieces::None,
             Source::Memory(address) => one_piece(client_of(process), address, length),
             Source::Inline(bytes) => {

@@ -310,17 +310,19 @@ impl Firmware {
     /// ends of messages, and handles nodes that are silent or down.
     pub(super) fn do_deferred_work<C: Chip>(&mut self, chip: &mut C) -> Result<(), Halted> {
         let Some(node) = &mut self.node else { return Ok(()) };
-        for _ in 0..STEPS_PER_POLL {
-            match node.outbox.step(self.in_engine, chip.now()) {
+        for step in 0..STEPS_PER_POLL {
+            match node.outbox.step(self.in_engine, chip.now(), step + 1 == STEPS_PER_POLL) {
                 None => break,
                 Some(Work::Nothing) => {}
                 Some(Work::Transmit { slot, target }) => {
                     let incarnation = chip.incarnation(target).unwrap_or(Incarnation(0));
-                    let Some(message) = node.outbox.make_transmission(slot, incarnation) else { continue };
+                    // The message is not moved out of the option, which would copy it.
+                    let transmission = node.outbox.make_transmission(slot, incarnation);
+                    let Some(message) = &transmission else { continue };
                     self.in_engine += 1;
                     self.statistics.transmissions += 1;
                     chip.charge(costs::TRANSMIT);
-                    chip.transmit(&message)?;
+                    chip.transmit(message)?;
                 }
                 Some(Work::Ended(ended)) => {
                     self.statistics.failed += u64::from(ended.outcome == Outcome::Failed);

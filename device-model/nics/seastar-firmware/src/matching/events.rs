@@ -4,7 +4,7 @@ use core::ops::Deref;
 
 use nicforge_hwi::seastar::{Event as EventRecord, event, option};
 
-use super::objects::{Kind, Operation, OperationHandle, QueueSlot};
+use super::objects::{Descriptor, Kind, Operation, OperationHandle, QueueSlot};
 use super::process::Process;
 use super::table::NONE;
 
@@ -29,26 +29,40 @@ pub struct Event {
 
 /// The events of one step of an operation, at most two, in the order in which they must be written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Events {
-    events: [Event; 2],
-    count: u8,
+pub struct Events(List);
+
+/// A list of events. Most have one or none, and the places of others need not be filled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(clippy::large_enum_variant, reason = "a list lives on the stack for the time of a call")]
+enum List {
+    #[default]
+    Empty,
+    One([Event; 1]),
+    Two([Event; 2]),
 }
 
 impl Events {
     /// Adds an event. A full list stays as it is.
+    #[inline]
     fn push(&mut self, event: Event) {
-        if let Some(slot) = self.events.get_mut(usize::from(self.count)) {
-            *slot = event;
-            self.count += 1;
-        }
+        self.0 = match self.0 {
+            List::Empty => List::One([event]),
+            List::One([first]) => List::Two([first, event]),
+            List::Two(_) => return,
+        };
     }
 }
 
 impl Deref for Events {
     type Target = [Event];
 
+    #[inline]
     fn deref(&self) -> &[Event] {
-        &self.events[..usize::from(self.count)]
+        match &self.0 {
+            List::Empty => &[],
+            List::One(events) => events,
+            List::Two(events) => events,
+        }
     }
 }
 
@@ -57,23 +71,27 @@ impl Process {
     /// [`nicforge_hwi::seastar::failure`]. The operation may have ended already; then there are no
     /// events.
     pub fn end(&mut self, operation: OperationHandle, failure: u16) -> Events {
-        let Some(index) = self.operations.find(operation.0) else { return Events::default() };
-        let (descriptor, kind) = (self.operations[index].descriptor, self.operations[index].kind);
+        match self.operations.find(operation.0) {
+            Some(index) => self.end_at(index, failure),
+            None => Events::default(),
+        }
+    }
+
+    /// Ends the operation at an index and returns its last events, as [`Process::end`] does.
+    fn end_at(&mut self, index: u16, failure: u16) -> Events {
+        let Operation { descriptor, kind, .. } = self.operations[index];
         self.count_end(descriptor, kind);
 
         // The end of its last operation unlinks a descriptor that is used up.
-        let mut events = Events::default();
         let is_last = self.descriptors[descriptor].is_finished();
         let flags = if is_last { UNLINKED } else { NO_FLAGS };
-        if !self.descriptors[descriptor].has(option::END_DISABLE) {
-            let kind = match kind {
-                Kind::Put => event::SEND_END,
-                Kind::Get | Kind::Reply => event::REPLY_END,
-                Kind::IncomingPut => event::PUT_END,
-                Kind::IncomingGet => event::GET_END,
-            };
-            self.add_event(&mut events, index, kind, failure, flags);
-        }
+        let event_kind = match kind {
+            Kind::Put => event::SEND_END,
+            Kind::Get | Kind::Reply => event::REPLY_END,
+            Kind::IncomingPut => event::PUT_END,
+            Kind::IncomingGet => event::GET_END,
+        };
+        let mut events = self.event_unless(option::END_DISABLE, index, event_kind, failure, flags);
         if is_last {
             self.add_event(&mut events, index, event::UNLINK, NO_FAILURE, flags);
         }
@@ -119,23 +137,33 @@ impl Process {
             .map(|index| OperationHandle(self.operations.handle(index)))
     }
 
-    /// Adds an event of the operation at an index to a list, if the operation's descriptor has a
-    /// queue. `kind` is one of [`event`].
-    pub(super) fn add_event(
+    /// Returns an event of the operation at an index, if the operation's descriptor has a queue and
+    /// not the option `disabled_by`. `kind` is one of [`event`].
+    #[inline]
+    pub(super) fn event_unless(
         &mut self,
-        events: &mut Events,
+        disabled_by: u16,
         operation: u16,
         kind: u8,
         failure: u16,
         flags: u16,
-    ) {
-        let operation = &self.operations[operation];
-        let descriptor = operation.descriptor;
+    ) -> Events {
         // Most descriptors of sends have no queue: the record need not be made.
-        if self.descriptors[descriptor].queue == NONE {
-            return;
+        let descriptor = &self.descriptors[self.operations[operation].descriptor];
+        if descriptor.queue == NONE || descriptor.has(disabled_by) {
+            return Events::default();
         }
 
+        let mut events = Events::default();
+        self.add_event(&mut events, operation, kind, failure, flags);
+        events
+    }
+
+    /// Adds an event of the operation at an index to a list, if the operation's descriptor has a
+    /// queue. `kind` is one of [`event`].
+    fn add_event(&mut self, events: &mut Events, operation: u16, kind: u8, failure: u16, flags: u16) {
+        let operation = &self.operations[operation];
+        let descriptor = operation.descriptor;
         let record = EventRecord {
             match_bits: operation.match_bits,
             header_data: operation.header_data,
@@ -156,28 +184,31 @@ impl Process {
 
     /// Adds an event of a descriptor to a list, if the descriptor has a queue. Fills in the fields
     /// that the queue and the descriptor determine.
+    #[inline]
     pub(super) fn add_descriptor_event(
         &mut self,
         events: &mut Events,
         descriptor: u16,
         mut record: EventRecord,
     ) {
-        let queue = self.descriptors[descriptor].queue;
+        let Descriptor { queue, user_pointer, .. } = self.descriptors[descriptor];
         if queue == NONE {
             return;
         }
 
         let QueueSlot { number, address } = self.queues[queue].take_slot();
         record.number = number;
-        record.user_pointer = self.descriptors[descriptor].user_pointer;
+        record.user_pointer = user_pointer;
         record.descriptor = self.descriptors.handle(descriptor);
         events.push(Event { address, queue: self.queues.handle(queue), record });
     }
 
     /// Counts an operation that is in progress from now on, at its descriptor and its queue.
+    #[inline]
     pub(super) fn count_begin(&mut self, descriptor: u16) {
-        let queue = self.descriptors[descriptor].queue;
-        self.descriptors[descriptor].in_progress += 1;
+        let descriptor = &mut self.descriptors[descriptor];
+        descriptor.in_progress += 1;
+        let queue = descriptor.queue;
         if queue != NONE {
             self.queues[queue].in_progress += 1;
         }
@@ -185,14 +216,16 @@ impl Process {
 
     /// Ends the count of an operation at its descriptor and its queue. A get without a reply counts
     /// only as waiting.
+    #[inline]
     pub(super) fn count_end(&mut self, descriptor: u16, kind: Kind) {
+        let descriptor = &mut self.descriptors[descriptor];
         if kind == Kind::Get {
-            self.descriptors[descriptor].waiting -= 1;
+            descriptor.waiting -= 1;
             return;
         }
 
-        let queue = self.descriptors[descriptor].queue;
-        self.descriptors[descriptor].in_progress -= 1;
+        descriptor.in_progress -= 1;
+        let queue = descriptor.queue;
         if queue != NONE {
             self.queues[queue].in_progress -= 1;
         }

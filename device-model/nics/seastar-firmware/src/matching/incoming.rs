@@ -137,13 +137,17 @@ impl Process {
 
         let arrival = Arrival { trusted, header, requested: requested as u32, permission };
         let SearchResult { matched, traversed } = self.search(head, &arrival);
-        match matched.and_then(|matched| self.begin_incoming(&arrival, matched, traversed)) {
-            Some(accepted) => Incoming::Accepted(accepted),
-            None => {
-                self.drops += 1;
-                Incoming::dropped(DropReason::NoMatch, traversed)
-            }
+        match matched {
+            Some(matched) => self.begin_incoming(&arrival, matched, traversed),
+            None => self.no_match(traversed),
         }
+    }
+
+    /// Counts a message that no match entry accepts, and drops it.
+    #[cold]
+    fn no_match(&mut self, traversed: u32) -> Incoming {
+        self.drops += 1;
+        Incoming::dropped(DropReason::NoMatch, traversed)
     }
 
     /// Walks a match list to the first descriptor that accepts a message.
@@ -172,19 +176,20 @@ impl Process {
         SearchResult { matched: None, traversed }
     }
 
-    /// Begins the operation of a message on the descriptor that was found. Returns `None` if the
+    /// Begins the operation of a message on the descriptor that was found. Drops the message if the
     /// table of operations is full.
+    #[inline]
     fn begin_incoming(
         &mut self,
         arrival: &Arrival<'_>,
         matched: MatchedDescriptor,
         traversed: u32,
-    ) -> Option<Accepted> {
+    ) -> Incoming {
         let Arrival { trusted, header, requested, .. } = *arrival;
         let is_put = arrival.permission == option::OP_PUT;
         let MatchedDescriptor { descriptor, range: DescriptorRange { offset, length } } = matched;
         let link = self.next_link();
-        let index = self.add_operation(Operation {
+        let operation = Operation {
             match_bits: header.match_bits,
             header_data: if is_put { header.header_data } else { 0 },
             offset,
@@ -197,31 +202,37 @@ impl Process {
             portal: header.portal,
             kind: if is_put { Kind::IncomingPut } else { Kind::IncomingGet },
             is_lost: false,
-        })?;
+        };
+        let Some(index) = self.add_operation(operation) else { return self.no_match(traversed) };
 
         self.count_begin(descriptor);
-        self.descriptors[descriptor].count_operation();
-        self.descriptors[descriptor].advance_offset(offset + length);
+        let taken = &mut self.descriptors[descriptor];
+        taken.count_operation();
+        taken.advance_offset(offset + length);
+        let address = taken.start + offset;
 
-        let mut events = Events::default();
-        if !self.descriptors[descriptor].has(option::START_DISABLE) {
-            let kind = if is_put { event::PUT_START } else { event::GET_START };
-            self.add_event(&mut events, index, kind, NO_FAILURE, NO_FLAGS);
-        }
-        Some(Accepted {
+        let kind = if is_put { event::PUT_START } else { event::GET_START };
+        Incoming::Accepted(Accepted {
             operation: OperationHandle(self.operations.handle(index)),
             descriptor: DescriptorHandle(self.descriptors.handle(descriptor)),
             offset,
-            address: self.descriptors[descriptor].start + offset,
+            address,
             length: length as u32,
             traversed,
             answer: self.answer(arrival, index),
-            events,
+            events: self.event_unless(option::START_DISABLE, index, kind, NO_FAILURE, NO_FLAGS),
         })
     }
 
     /// Returns the answer to a put or get that was taken.
+    #[inline]
     fn answer(&self, arrival: &Arrival<'_>, operation: u16) -> Option<Answer> {
+        // Most puts ask for no acknowledgement.
+        let is_wanted = arrival.header.options & option::ACK != 0;
+        if arrival.permission != option::OP_GET && !is_wanted {
+            return None;
+        }
+
         let Operation { offset, requested, moved, descriptor, .. } = self.operations[operation];
         let header = MessageHeader {
             match_bits: arrival.header.match_bits,
@@ -234,8 +245,7 @@ impl Process {
             return Some(Answer { kind: message::REPLY, header, length: moved });
         }
 
-        let is_wanted = arrival.header.options & option::ACK != 0;
-        if !is_wanted || self.descriptors[descriptor].has(option::ACK_DISABLE) {
+        if self.descriptors[descriptor].has(option::ACK_DISABLE) {
             return None;
         }
         // The acknowledgement carries both lengths in its header data.
@@ -270,10 +280,6 @@ impl Process {
         self.descriptors[descriptor].waiting -= 1;
         self.count_begin(descriptor);
 
-        let mut events = Events::default();
-        if !self.descriptors[descriptor].has(option::START_DISABLE) {
-            self.add_event(&mut events, index, event::REPLY_START, NO_FAILURE, NO_FLAGS);
-        }
         Incoming::Accepted(Accepted {
             operation: OperationHandle(header.operation),
             descriptor: DescriptorHandle(self.descriptors.handle(descriptor)),
@@ -282,7 +288,7 @@ impl Process {
             length: moved,
             traversed: 0,
             answer: None,
-            events,
+            events: self.event_unless(option::START_DISABLE, index, event::REPLY_START, NO_FAILURE, NO_FLAGS),
         })
     }
 

@@ -86,10 +86,7 @@ impl Process {
 
         let index = self.begin_outgoing(request, descriptor, Kind::Put)?;
         self.count_begin(descriptor);
-        let mut events = Events::default();
-        if !self.descriptors[descriptor].has(option::START_DISABLE) {
-            self.add_event(&mut events, index, event::SEND_START, NO_FAILURE, NO_FLAGS);
-        }
+        let events = self.event_unless(option::START_DISABLE, index, event::SEND_START, NO_FAILURE, NO_FLAGS);
 
         // The target's acknowledgement names the descriptor.
         let mut header = request.header(request.descriptor.0);

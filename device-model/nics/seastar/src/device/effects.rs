@@ -1,13 +1,12 @@
 //! The effects of the program's calls, which the device carries out when their time has come.
 
 use nicforge_core::{context::Context, ids::AttachmentId, time::Nanos};
-use nicforge_hwi::seastar::INLINE;
-use nicforge_seastar_firmware::chip::{Channel, Client, Event, MAX_HOST_WRITE, Program, Transmit};
+use nicforge_seastar_firmware::chip::{Channel, Client, Event, Program, Transmit};
 
 use super::{AttachmentState, SeaStar};
 use crate::{
     memory::{Access, HAND_OVER, MemoryOwner},
-    processor::{Call, Effect},
+    processor::{Call, Effect, HostBytes},
 };
 
 impl<P: Program + Send + 'static> SeaStar<P> {
@@ -21,23 +20,14 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         // out.
         let Some(mut end) = self.parts.firmware.lend() else { return 0 };
 
-        // An effect that has to wait stays at the head of the FIFO.
-        let mut done = 0;
-        while done < budget
-            && let Some(effect) = end.front()
-            && effect.time <= now
-            && self.carry_out_one(context, effect)
-        {
-            end.drop_front();
-            done += 1;
-            // An effect has halted the program: those after it are not carried out.
-            if !self.parts.firmware.is_lent() {
-                break;
-            }
-        }
+        // An effect that has to wait stays at the head of the FIFO. After an effect that has halted
+        // the program, no other one is carried out.
+        let done = end.handle_events(budget as usize, |effect| {
+            self.parts.firmware.is_lent() && effect.time <= now && self.carry_out_one(context, effect)
+        });
 
         self.parts.firmware.give_back(end);
-        done
+        done as u32
     }
 
     /// Carries out an effect. Returns false if it has to wait.
@@ -56,8 +46,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
             Call::Receive { stream, length, pieces } => {
                 self.receiver.set_destination(*stream, *length, pieces, latest_tenant);
             }
-            Call::WriteHost { client, address, length, bytes } => {
-                let bytes = &bytes[..usize::from(*length).min(MAX_HOST_WRITE)];
+            Call::WriteHost { client, address, bytes } => {
                 let owner = MemoryOwner { attachment_id: AttachmentId(client.0), latest_tenant };
                 return self.write_host(context, owner, *address, bytes);
             }
@@ -120,25 +109,41 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         context: &mut Context<'_>,
         owner: MemoryOwner,
         address: u64,
-        bytes: &[u8],
+        bytes: &HostBytes,
     ) -> bool {
-        // Most writes go to leased memory. What is longer than a packet's data is an event.
+        // Most writes go to leased memory.
         let MemoryOwner { attachment_id, latest_tenant } = owner;
         if self.firmware.written == 0
             && self.parts.tenants.is_known(attachment_id, latest_tenant)
             && let Some(client) = self.clients.get_mut(usize::from(attachment_id.0))
         {
-            let is_written = if bytes.len() > INLINE {
-                client.events.write(context, attachment_id, address, bytes)
-            } else {
-                client.deposits.write(context, attachment_id, address, bytes)
+            let is_written = match bytes {
+                HostBytes::Inline { .. } => {
+                    client.deposits.write(context, attachment_id, address, bytes.as_slice())
+                }
+                HostBytes::Event(event) => client.events.write(context, attachment_id, address, event),
+                HostBytes::Other { .. } => {
+                    client.events.write(context, attachment_id, address, bytes.as_slice())
+                }
             };
+
             if is_written {
                 self.firmware.wait = None;
                 return true;
             }
         }
+        self.write_host_by_copies(context, owner, address, bytes.as_slice())
+    }
 
+    /// Does the work of [`SeaStar::write_host`] for memory that is not leased.
+    #[cold]
+    fn write_host_by_copies(
+        &mut self,
+        context: &mut Context<'_>,
+        owner: MemoryOwner,
+        address: u64,
+        bytes: &[u8],
+    ) -> bool {
         // While the receive engine waits for a client's answers to earlier writes, another write
         // would prolong that wait.
         if self.receiver.awaits_answers(context) {

@@ -2,7 +2,8 @@
 //! callgrind, with a machine of its own.
 //!
 //! One thread puts, steps the machine while it waits for the results of its commands, and takes the
-//! events. The count therefore does not depend on the scheduling of threads.
+//! events. The count therefore does not depend on the scheduling of threads. The nodes stay hot, so
+//! that it does not depend on the speed of the processor either.
 //!
 //! Inlined code of shared memory and its layouts counts for the function that it is inlined in.
 
@@ -120,7 +121,7 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
 /// Runs the child process.
 pub(super) fn run_child(task: &str) -> Result<u8, Failure> {
     let task = Task::parse(task)?;
-    let machine = SeaStars::in_process(TWO)?;
+    let machine = SeaStars::never_cold(TWO)?;
     let mut pair = Pair::open(&machine, MEMORY)?;
 
     for _ in 0..WARM_UP_PUTS / task.burst {

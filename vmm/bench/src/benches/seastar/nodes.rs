@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use nicforge::failure::{ErrorContext, Failure};
 use nicforge_driver::{Deadline, Device};
+use nicforge_machine::in_process::LocalMachine;
 use nicforge_portals::{
     Ack, Criteria, Descriptor, Error, Event, EventKind, EventQueue, Interface, Kernel, KernelConfig,
     MemoryDescriptor, Mode, Options, Position, ProcessId, Region, Target, Unlink,
@@ -12,7 +13,7 @@ use nicforge_portals::{
 use super::BENCH;
 use crate::{
     bench::Run,
-    machine::{AttachmentOfNode, Host, describe},
+    machine::{AttachmentOfNode, Host, build, describe},
     placement::Placement,
 };
 
@@ -25,6 +26,9 @@ const EVENTS: u32 = 4095;
 /// The longest wait for an event, and for a device.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The idle time after which a node that never goes cold does so, in nanoseconds.
+const NEVER_COLD: u64 = 1 << 62;
+
 /// A machine of SeaStars with two processes each.
 pub(super) struct SeaStars(Host);
 
@@ -32,6 +36,15 @@ impl SeaStars {
     /// Builds a torus in this process.
     pub(super) fn in_process(torus: &[u32]) -> Result<Self, Failure> {
         Host::in_process(&describe(BENCH.name, &section(torus))?).map(Self)
+    }
+
+    /// Builds a torus in this process whose nodes never go cold, for counts of instructions. The
+    /// time of a node without work is measured by the clock, and a program under callgrind is so
+    /// slow that its nodes would go cold between any two puts.
+    pub(super) fn never_cold(torus: &[u32]) -> Result<Self, Failure> {
+        let (mut machine, _) = build(&describe(BENCH.name, &section(torus))?)?;
+        machine.set_cool_after(NEVER_COLD);
+        Ok(Self(Host::InProcess(LocalMachine::new(machine))))
     }
 
     /// Serves a torus, with the engine on its processor.

@@ -2,6 +2,7 @@
 //! time-outs.
 
 mod send_queues;
+mod steps;
 
 use alloc::{
     boxed::Box,
@@ -22,7 +23,7 @@ use super::{
     pending::{NONE, Owner, Pendings, Quota, Removed},
 };
 use crate::{
-    chip::{Channel, Incarnation, MAX_TRANSMISSIONS, Pieces, TransferStatus, Transmission, Transmit},
+    chip::{Channel, Incarnation, Pieces, TransferStatus, Transmission, Transmit},
     protocol::{Flight, Outcome, Reaction, Response, Sequence, Slot, WIRE_MODULUS},
     scratch::{NoSpace, Scratch},
 };
@@ -302,56 +303,6 @@ impl Outbox {
         !self.ready.is_empty() || self.scan.is_some() || is_pause_over
     }
 
-    /// Handles one send queue with work: takes an ended message out, or starts the next one.
-    /// `in_engine` is the number of messages in the transmit DMA engine. Returns `None` if no send
-    /// queue has work.
-    pub(super) fn step(&mut self, in_engine: u16, now: u64) -> Option<Work> {
-        // The end of a back-off makes a send queue ready again.
-        if let Some(Reverse((time, index))) = self.paused.peek().copied()
-            && time <= now
-        {
-            self.paused.pop();
-            if let Some(send_queue) = self.send_queues.get_mut(usize::from(index)).and_then(Option::as_mut) {
-                send_queue.paused_until = None;
-            }
-            self.make_ready(index);
-        }
-
-        let index = self.ready.pop_front()?;
-        let send_queue = self.send_queues.get_mut(usize::from(index))?.as_mut()?;
-        send_queue.work_state = WorkState::Idle;
-        let node = send_queue.node;
-
-        if send_queue.sender.only_waits(&self.pendings.to(node)) {
-            return Some(Work::Nothing);
-        }
-        if let Some((slot, outcome)) = send_queue.sender.pop_ended(&mut self.pendings.to(node)) {
-            self.make_ready(index);
-            return Some(self.remove(slot, outcome).map_or(Work::Nothing, Work::Ended));
-        }
-        if send_queue.sender.count() == 0 {
-            if send_queue.paused_until.is_none() {
-                self.close(index);
-            }
-            return Some(Work::Nothing);
-        }
-        if send_queue.paused_until.is_some() {
-            return Some(Work::Nothing);
-        }
-        let Some(slot) = send_queue.sender.next_to_transmit(&self.pendings.to(node)) else {
-            return Some(Work::Nothing);
-        };
-
-        if in_engine >= MAX_TRANSMISSIONS {
-            send_queue.work_state = WorkState::Stalled;
-            self.stalled.push_back(index);
-            return Some(Work::Nothing);
-        }
-        send_queue.sender.begin_transmission(&mut self.pendings.to(node), slot);
-        self.make_ready(index);
-        Some(Work::Transmit { slot, target: node })
-    }
-
     /// Continues the scan in progress by at most [`SCANNED_PER_POLL`] send queues. If the node of
     /// one was silent for the time-out, fails its messages and returns the node.
     #[inline]
@@ -445,6 +396,7 @@ fn can_be_implicit(packet: &HeaderPacket) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chip::MAX_TRANSMISSIONS;
 
     fn message(node: u32) -> Message {
         let (owner, quota) = (Owner::Gone, Quota::Process(0));
@@ -465,10 +417,10 @@ mod tests {
 
         // The end of one message makes room for one.
         let (ack, first) = (Response::Ack, Sequence::INITIAL);
-        while !matches!(outbox.step(0, 0), Some(Work::Transmit { .. })) {}
+        while !matches!(outbox.step(0, 0, true), Some(Work::Transmit { .. })) {}
         outbox.transmitted(Transmission(1 << 16), TransferStatus::Complete, 0);
         assert_eq!(outbox.respond(1, ack, 0, first, 0), Reaction::Ended);
-        while !matches!(outbox.step(MAX_TRANSMISSIONS, 0), Some(Work::Ended(_))) {}
+        while !matches!(outbox.step(MAX_TRANSMISSIONS, 0, true), Some(Work::Ended(_))) {}
         assert!(outbox.submit(&mut pairs, message(1), 0));
         assert!(!outbox.submit(&mut pairs, message(1), 0));
     }
@@ -482,12 +434,12 @@ mod tests {
 
         // The message to node 1 has ended, and no step has closed its send queue.
         outbox.fail_all(1);
-        assert!(matches!(outbox.step(0, 0), Some(Work::Ended(_))));
+        assert!(matches!(outbox.step(0, 0, true), Some(Work::Ended(_))));
         assert!(outbox.has_room(3) && outbox.submit(&mut pairs, message(3), 0));
         assert!(!outbox.has_room(1));
 
         let mut targets = Vec::new();
-        while let Some(work) = outbox.step(0, 0) {
+        while let Some(work) = outbox.step(0, 0, true) {
             if let Work::Transmit { target, .. } = work {
                 targets.push(target);
             }
