@@ -218,8 +218,8 @@
 #define NICFORGE_EXTOLL_REG_LINK_RETRIES 0x2140
 /*
  * Read: the route to node n at + 8 n. Bits 3..0 are the port (15: none;
- * 14: this card), bits 7..4 the virtual channel on which a packet
- * leaves.
+ * 14: this card), bits 7..4 the lane on which a packet leaves, a virtual
+ * channel among those of its class.
  */
 #define NICFORGE_EXTOLL_REG_ROUTE 0x3000
 /* Offsets in BAR 1, which software writes. */

@@ -35,7 +35,7 @@ pub const LONG: Duration = Duration::from_secs(300);
 /// Deadline of a command in a guest. One command may run all bodies of several machines.
 const COMMAND: Duration = Duration::from_secs(1800);
 
-/// Kernel parameter of guests whose buffers of 2 MiB and more shall be in huge pages: a quarter of
+/// Kernel parameter of guests whose buffers of 1 MiB and more shall be in huge pages: a quarter of
 /// the memory.
 const HUGE_PAGES: &str = "hugepages=64";
 

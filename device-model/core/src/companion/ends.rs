@@ -30,12 +30,13 @@ pub struct CompanionEnd<C, E> {
     incarnation: Arc<Incarnation>,
 }
 
-/// The companion's way to its device, while it looks at a command in the FIFO. The device is woken
-/// for all that was sent when this is dropped.
+/// The companion's way to its device, while it looks at a command in the FIFO. When it is dropped,
+/// it wakes the device once for all events that it has sent, so that its holder must drop it before
+/// it waits.
 pub struct EventSender<'a, E> {
     events: &'a mut Producer<E>,
     incarnation: &'a Incarnation,
-    /// An event was sent.
+    /// Whether it has sent an event.
     has_sent: bool,
 }
 
@@ -175,7 +176,7 @@ impl<C, E> CompanionEnd<C, E> {
     /// Drops the command of [`CompanionEnd::front`].
     #[inline]
     pub fn drop_front(&mut self) {
-        // The compiler leaves out the copy of a command that is dropped.
+        // Costs less than a chunk of one command: an unused copy is left out when optimised.
         let _ = self.commands.pop();
     }
 

@@ -329,13 +329,13 @@ impl DmaLease {
             access(memory, offset, length)?;
             return if memory.faulted() { Err(LeaseError::Over) } else { Ok(()) };
         }
-        self.for_each_of_parts(offset, length, access)
+        self.for_each_part_of_many(offset, length, access)
     }
 
-    /// Does the work of [`DmaLease::for_each_part`] for a lease with any number of mappings. The
-    /// range has been checked.
+    /// Does the work of [`DmaLease::for_each_part`] for a lease of several mappings, or an
+    /// empty range. The range has been checked.
     #[inline(never)]
-    fn for_each_of_parts<E>(
+    fn for_each_part_of_many<E>(
         &self,
         offset: u64,
         length: u64,

@@ -20,7 +20,7 @@
 //! delay_ns = 24
 //! gbit_s = 16.0
 //! cut_through_bytes = 32
-//! credits = 7                   # packets of buffer at the receiving end of a virtual channel
+//! credits = 7                   # packets of buffer at the receiving end of a channel
 //! ```
 //!
 //! The nodes are `bgq0`, `bgq1`, ..., counted through all networks: the compute nodes of a network

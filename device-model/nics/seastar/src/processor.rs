@@ -114,6 +114,9 @@ pub(crate) enum HostBytes {
 /// Bytes of an event of a process.
 pub(crate) const EVENT_BYTES: usize = size_of::<EventRecord>();
 
+// The kinds of bytes are told apart by their length, which is a byte.
+const _: () = assert!(INLINE < EVENT_BYTES && MAX_HOST_WRITE <= u8::MAX as usize);
+
 impl HostBytes {
     /// Copies bytes. Returns `None` if there are more than [`MAX_HOST_WRITE`].
     #[inline]

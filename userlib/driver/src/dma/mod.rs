@@ -28,7 +28,7 @@ pub enum HugePages {
     /// Ordinary pages.
     #[default]
     Never,
-    /// Huge pages if the system has enough and the buffer fills at least one of 2 MiB, otherwise
+    /// Huge pages if the system has enough and the buffer fills half of them or more, otherwise
     /// ordinary ones.
     Try,
     /// Huge pages. The allocation fails if the system has not enough.
@@ -50,13 +50,15 @@ pub struct DmaBuffer {
     memory: Option<SharedMemory>,
 }
 
-/// Creates memory of huge pages, of `len` bytes rounded up to whole pages.
-fn create_huge(len: usize) -> Result<SharedMemory, MemoryError> {
+/// Creates memory of huge pages, of `len` bytes rounded up to whole pages. Fails if that is more
+/// than `limit`.
+fn create_huge(len: usize, limit: usize) -> Result<SharedMemory, MemoryError> {
     match SharedMemory::create_huge("nicforge-dma", len) {
         // The error names the size of the system's huge pages.
         Err(MemoryError::UnalignedLength { page, .. }) if page != 0 => {
             let rounded = len
                 .checked_next_multiple_of(page as usize)
+                .filter(|rounded| *rounded <= limit)
                 .ok_or(MemoryError::Overflow { offset: 0, len: len as u64 })?;
             SharedMemory::create_huge("nicforge-dma", rounded)
         }
@@ -72,11 +74,10 @@ impl DmaBuffer {
         }
 
         let memory = match huge {
-            HugePages::Try if len as u64 >= HUGE_PAGE => {
-                create_huge(len).or_else(|_| SharedMemory::create("nicforge-dma", len))?
-            }
-            HugePages::Try | HugePages::Never => SharedMemory::create("nicforge-dma", len)?,
-            HugePages::Require => create_huge(len)?,
+            HugePages::Never => SharedMemory::create("nicforge-dma", len)?,
+            HugePages::Try => create_huge(len, len.saturating_mul(2))
+                .or_else(|_| SharedMemory::create("nicforge-dma", len))?,
+            HugePages::Require => create_huge(len, usize::MAX)?,
         };
 
         let len = memory.len() as u64;

@@ -41,8 +41,8 @@ const SOURCE_OFFSET: u64 = PAGE_BYTES;
 
 impl BlueGene<'_> {
     /// Returns the time of an all-to-all of messages of `bytes` bytes, by dynamic direct puts in a
-    /// random order of each node. It begins with a barrier, and ends when the last node has
-    /// received all.
+    /// random order of each node. It begins before a barrier, and ends when the last node has
+    /// received all and its sends are done.
     ///
     /// All messages of a node have the same source and the same target, so that the memory of many
     /// nodes fits into that of this computer.

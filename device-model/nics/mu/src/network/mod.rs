@@ -76,6 +76,7 @@ pub(crate) const SYMBOL_CREDITS: u32 = 32;
 
 /// Packets from links that an output sends between two injected ones, at power-on.
 const THROUGH_RATIO: u8 = 1;
+
 /// The kinds of packets that arrive at a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arriving {

@@ -7,8 +7,8 @@ use super::THROUGH_RATIO;
 use crate::config::Options;
 
 /// Virtual channel of the second queue of dynamic packets. Packets in one queue do not wait for
-/// those in the other one. The chip has seven queues (section II.B), and more of them than two
-/// carry hardly more.
+/// those in the other one. The chip has seven (`nd_rese_dcr.h`). More than two carry hardly
+/// more.
 pub(super) const SECOND_QUEUE: u8 = channel::SYSTEM + 1;
 /// Number of the first network injection FIFO of the router. Those below are for collectives.
 pub(super) const FIRST_ROUTED: u8 = fifo_map::SYSTEM.trailing_zeros() as u8;
@@ -46,7 +46,8 @@ pub(super) fn dynamic_queues(options: &Options) -> u16 {
 /// Divides the credits of the dynamic channel among its queues.
 ///
 /// A packet takes the queue with the most credits, and of two alike the first one. An odd credit is
-/// the second queue's, so that this is the queue with the fewest packets, as on the chip.
+/// the second queue's. So the queue with the most credits is one with the fewest packets, which the
+/// chip takes.
 pub(crate) fn divide_dynamic_credits(options: &mut Options) {
     if has_second_queue(options) {
         let credits = &mut options.link.credits;

@@ -31,7 +31,7 @@ pub struct Event {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Events(List);
 
-/// A list of events. Most have one or none, and the places of others need not be filled.
+/// A list of events. Most have none or one: room for two would be filled with zeros each time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant, reason = "a list lives on the stack for the time of a call")]
 enum List {

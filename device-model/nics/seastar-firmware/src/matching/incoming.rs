@@ -143,7 +143,7 @@ impl Process {
         }
     }
 
-    /// Counts a message that no match entry accepts, and drops it.
+    /// Counts and drops a message that no match entry accepts, or for which there is no operation.
     #[cold]
     fn no_match(&mut self, traversed: u32) -> Incoming {
         self.drops += 1;

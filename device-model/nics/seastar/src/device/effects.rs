@@ -135,7 +135,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         self.write_host_by_copies(context, owner, address, bytes.as_slice())
     }
 
-    /// Does the work of [`SeaStar::write_host`] for memory that is not leased.
+    /// Does the work of [`SeaStar::write_host`] for what a lease does not take.
     #[cold]
     fn write_host_by_copies(
         &mut self,

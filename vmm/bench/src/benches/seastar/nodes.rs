@@ -26,7 +26,7 @@ const EVENTS: u32 = 4095;
 /// The longest wait for an event, and for a device.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The idle time after which a node that never goes cold does so, in nanoseconds.
+/// An idle time that no run reaches, in nanoseconds: nodes stay hot.
 const NEVER_COLD: u64 = 1 << 62;
 
 /// A machine of SeaStars with two processes each.

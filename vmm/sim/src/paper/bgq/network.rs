@@ -73,8 +73,8 @@ pub(super) fn all_to_all(run: &mut Run<'_>, model: Model) -> Result<(), Failure>
     if let [short, long] = shares[..] {
         run.record(rows::longer_all_to_all(), 100.0 * long / short)?;
         run.note(
-            "all-to-all: as the authors' program msg_alltoall.c, with a random permutation of the destinations, 64 injection \
-             FIFOs in turn, and messages in rounds of direct puts of 2 KB",
+            "all-to-all: as the authors' program msg_alltoall.c, from a barrier to the end of all sends, with a random \
+             permutation of the destinations, 64 injection FIFOs in turn, and messages in rounds of direct puts of 2 KB",
         );
         run.note(format!(
             "all-to-all and zone routing: {THROUGH_RATIO} packets from links between two injected ones, the most that the \

@@ -426,6 +426,22 @@ mod tests {
     }
 
     #[test]
+    fn a_send_queue_that_waits_is_idle_until_its_message_is_answered() {
+        let mut scratch = Scratch::new();
+        let mut pairs = Pairs::new(3, &mut scratch).unwrap();
+        let mut outbox = Outbox::new(2, Settings::default(), 1, &mut scratch).unwrap();
+        assert!(outbox.submit(&mut pairs, message(1), 0));
+
+        // The first step of a poll transmits, and leaves a second one nothing to do.
+        assert!(matches!(outbox.step(0, 0, false), Some(Work::Transmit { .. })));
+        assert!(outbox.step(0, 0, false).is_none() && !outbox.has_work(0));
+
+        outbox.transmitted(Transmission(1 << 16), TransferStatus::Complete, 0);
+        assert_eq!(outbox.respond(1, Response::Ack, 0, Sequence::INITIAL, 0), Reaction::Ended);
+        assert!(matches!(outbox.step(0, 0, false), Some(Work::Ended(_))));
+    }
+
+    #[test]
     fn a_send_queue_without_messages_serves_another_node_when_all_send_queues_are_open() {
         let mut scratch = Scratch::new();
         let mut pairs = Pairs::new(4, &mut scratch).unwrap();

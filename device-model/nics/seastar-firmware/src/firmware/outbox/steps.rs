@@ -69,7 +69,8 @@ impl Outbox {
     }
 
     /// Puts a send queue, which a step has handled, into the queue of those with work. If the next
-    /// step of the poll would find that it merely waits for an answer, it stays idle.
+    /// step of the poll would find that it merely waits for an answer, it stays idle. A back-off
+    /// that ends before that step would come first, so that there may be none.
     #[inline]
     fn make_ready_after_work(&mut self, index: u16, is_last: bool) {
         if !is_last
