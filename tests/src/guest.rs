@@ -61,8 +61,8 @@ fn logs(name: &str) -> PathBuf {
 pub fn config(name: &str, door: GuestDoor, sockets: Vec<(String, PathBuf)>) -> GuestConfig {
     let config = GuestConfig::new(name).boot_deadline(LONG).logs(logs(name)).processors(2);
     let config = match door {
-        // QEMU sends a message to the server for each page that the IOMMU maps or unmaps: some
-        // hundred microseconds. The guest behind an IOMMU with the shim has ordinary pages.
+        // QEMU sends a message to the server for each page that the IOMMU maps or unmaps. The guest
+        // behind an IOMMU with the shim has ordinary pages.
         GuestDoor::Vfio => config.iommu(true).driver(Driver::Vfio).append(HUGE_PAGES),
         GuestDoor::Shim => config.driver(Driver::Shim),
         GuestDoor::ShimIommu => config.iommu(true).driver(Driver::Shim),

@@ -285,8 +285,8 @@ pub fn refusals_report_their_reason(rig: &dyn Rig) {
     let closed = remote.port.register(&remote.buffer, Access::NONE).unwrap();
     let cases = [
         (source, closed.address(), 8, Status::RemoteAddress),
-        (source, destination + MIB as u64 - 4, 8, Status::RemoteAddress),
-        (source + MIB as u64 - 4, destination, 8, Status::LocalAddress),
+        (source, destination + remote.buffer.len() - 4, 8, Status::RemoteAddress),
+        (source + local.buffer.len() - 4, destination, 8, Status::LocalAddress),
         (closed.address() + (1 << 50), destination, 8, Status::LocalAddress),
     ];
 

@@ -67,7 +67,7 @@ fn create_huge(len: usize, limit: usize) -> Result<SharedMemory, MemoryError> {
 }
 
 impl DmaBuffer {
-    /// Allocates a memory file of `len` bytes, rounded up to whole pages.
+    /// Allocates a memory file of `len` bytes, rounded up to whole pages of the kind that it gets.
     pub(crate) fn create(shared: &Arc<Shared>, len: usize, huge: HugePages) -> Result<Self, Error> {
         if let Some(created) = Self::allocate(shared, len)? {
             return Ok(created);
