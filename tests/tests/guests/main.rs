@@ -3,7 +3,6 @@
 
 mod bodies;
 mod idio16;
-mod nested;
 mod ports;
 mod shim;
 mod virtio;

@@ -1,10 +1,14 @@
 //! Steps of a task: each prints a line, runs a command, and reports its duration.
+//!
+//! Steps can run beside others, with the processor time that these leave.
 
 use std::{
     fmt,
-    io::{self, BufReader},
+    io::{self, BufRead, BufReader, Write},
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Stdio},
+    sync::mpsc,
+    thread,
     time::Instant,
 };
 
@@ -30,12 +34,27 @@ impl fmt::Display for Failed {
 /// Runs steps in the workspace.
 pub(crate) struct Steps {
     root: PathBuf,
+    priority: Priority,
+}
+
+/// What processor time the commands of steps have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Priority {
+    Usual,
+    /// What other steps leave, which run at the same time.
+    Low,
 }
 
 impl Steps {
     /// Returns the steps of a workspace.
     pub(crate) fn new(root: PathBuf) -> Self {
-        Self { root }
+        Self { root, priority: Priority::Usual }
+    }
+
+    /// Returns the same steps with the processor time that others leave. The output of their tests
+    /// comes in one piece, at the end of a step.
+    pub(crate) fn with_low_priority(&self) -> Self {
+        Self { root: self.root.clone(), priority: Priority::Low }
     }
 
     /// Returns the root of the workspace.
@@ -77,6 +96,43 @@ impl Steps {
         arguments: &[&str],
         environment: &[(&str, &str)],
     ) -> Result<(), Failed> {
+        self.tests_and(description, arguments, environment, || ())
+    }
+
+    /// Runs tests, and `others` beside them. These begin with the first test, because one cargo at a
+    /// time can compile.
+    pub(crate) fn tests_beside(
+        &self,
+        description: &str,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+        others: impl FnOnce() -> Result<(), Failed> + Send,
+    ) -> Result<(), Failed> {
+        let (begin, begun) = mpsc::channel();
+
+        thread::scope(|scope| {
+            let others = scope.spawn(move || {
+                // An error means that cargo ended without a test.
+                let _ = begun.recv();
+                others()
+            });
+            let tested = self.tests_and(description, arguments, environment, move || {
+                let _ = begin.send(());
+            });
+
+            let others = others.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause));
+            tested.and(others)
+        })
+    }
+
+    /// Runs tests, and calls `begun` when they print their first line, or end without one.
+    fn tests_and(
+        &self,
+        description: &str,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+        begun: impl FnOnce(),
+    ) -> Result<(), Failed> {
         self.print_heading(description);
         let start = Instant::now();
         let mut command = self.command(arguments);
@@ -86,9 +142,14 @@ impl Steps {
         let output = child.stdout.take().map(BufReader::new);
 
         // The output is read to its end before the wait, because a full pipe would block the tests.
-        let failures = output.map(|output| Failures::copy(output, io::stdout().lock())).transpose();
+        let failures = output.map(|mut output| {
+            output.fill_buf()?;
+            begun();
+            self.copy_output(output)
+        });
         let status = child.wait().map_err(|error| Failed::new(format!("{description}: {error}")))?;
-        let failures = failures.map_err(|error| Failed::new(format!("{description}: {error}")))?;
+        let failures =
+            failures.transpose().map_err(|error| Failed::new(format!("{description}: {error}")))?;
 
         if !status.success() {
             self.print_heading(&format!("the failures of {description}"));
@@ -96,6 +157,19 @@ impl Steps {
         }
 
         report_end(description, arguments, status, start)
+    }
+
+    /// Copies the output of test programs to this program's, and returns the failures in it.
+    fn copy_output(&self, output: impl BufRead) -> io::Result<Failures> {
+        match self.priority {
+            Priority::Usual => Failures::copy(output, io::stdout()),
+            Priority::Low => {
+                let mut text = Vec::new();
+                let failures = Failures::copy(output, &mut text)?;
+                io::stdout().write_all(&text)?;
+                Ok(failures)
+            }
+        }
     }
 
     /// Runs cargo, and returns its standard output.
@@ -124,7 +198,16 @@ impl Steps {
 
     /// Returns a command of the same cargo as this program's, in the workspace.
     fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
+        let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+        let mut command = match self.priority {
+            Priority::Usual => Command::new(cargo),
+            Priority::Low => {
+                let mut command = Command::new("nice");
+                command.args(["-n", "19", &cargo]);
+                command
+            }
+        };
+
         command.args(arguments).current_dir(&self.root);
         command
     }

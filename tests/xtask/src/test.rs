@@ -22,8 +22,11 @@ const PACKAGES: [&str; 5] = ["--workspace", "--exclude", "nicforge-book", "--exc
 const VIRTUAL_TIME: [&str; 2] = ["-p", "nicforge-sim"];
 /// The environment variable that tells tests that all that they start is built.
 const BUILT: (&str, &str) = ("NICFORGE_BUILT", "1");
-/// Test programs that the fast selection leaves out: they boot guests, make long random runs, or
-/// check a model's states.
+/// The test program that takes longest, in one thread: our own virtual machines inside a guest. It
+/// runs beside the [`SLOW`] ones.
+const NESTED: &str = "nested";
+/// Test programs that the fast selection leaves out, too: they boot guests, make long random runs,
+/// or check a model's states.
 const SLOW: [&str; 4] = ["guests", "guest_programs", "model", "seeded"];
 /// Parts of the names of tests of other programs that the fast selection leaves out: a long random
 /// run, and runs that show that the papers' tables can fail.
@@ -52,24 +55,32 @@ pub(crate) fn all(steps: &Steps) -> Result<(), Failed> {
     let Selections { quick, slow } = selections(steps)?;
     let quick = [&quick[..], &["--".to_owned()], &test_threads()].concat();
 
+    let low = steps.with_low_priority();
+    let others = || {
+        let nested = ["--test".to_owned(), NESTED.to_owned()];
+        let results = [
+            run_tests(steps, "virtual machines inside a guest", &nested),
+            test_virtual_time(&low, &[]),
+            test_optimised_memory(&low),
+            check_models(&low),
+        ];
+        results.into_iter().collect()
+    };
+
     // A failing test does not keep later ones from running.
     let results = [
         run_tests(steps, "tests of libraries and programs", &quick),
-        run_tests(steps, "tests with guests, and long runs", &slow),
         run_tests(steps, "examples in documentation", &["--doc".to_owned()]),
+        run_tests_beside(steps, "tests with guests, and long runs", &slow, others),
+        template::test(steps, true),
     ];
-    results.into_iter().collect::<Result<(), _>>()?;
-
-    test_virtual_time(steps, &[])?;
-    template::test(steps, true)?;
-    test_optimised_memory(steps)?;
-    check_models(steps)
+    results.into_iter().collect()
 }
 
 /// Builds the programs that tests start. Examples have a package's features for tests, so that this
-/// selection is the tests' own.
+/// selection is the tests' own. [`NESTED`] is built here because it begins while others run.
 fn build(steps: &Steps) -> Result<(), Failed> {
-    let targets = ["--lib", "--bins", "--examples"];
+    let targets = ["--lib", "--bins", "--examples", "--test", NESTED];
     steps.cargo("what tests start", &[&["build"], &PACKAGES[..], &targets].concat())
 }
 
@@ -80,15 +91,28 @@ fn fast(steps: &Steps) -> Result<(), Failed> {
     let skipped = skipped_tests();
     let quick = [&quick[..], &["--".to_owned()], &test_threads(), &skipped].concat();
 
-    run_tests(steps, "tests without guests and long runs", &quick)?;
-    test_virtual_time(steps, &skipped)?;
-    template::test(steps, false)
+    let low = steps.with_low_priority();
+    run_tests_beside(steps, "tests without guests and long runs", &quick, || {
+        test_virtual_time(&low, &skipped).and(template::test(&low, false))
+    })
 }
 
 /// Runs tests of all packages but that of virtual time. `arguments` select them.
 fn run_tests(steps: &Steps, description: &str, arguments: &[String]) -> Result<(), Failed> {
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     steps.tests(description, &[&TEST, &PACKAGES[..], &arguments].concat(), &[FILL, BUILT])
+}
+
+/// As [`run_tests`], with `others` beside the tests, which do not use all processors all the time.
+fn run_tests_beside(
+    steps: &Steps,
+    description: &str,
+    arguments: &[String],
+    others: impl FnOnce() -> Result<(), Failed> + Send,
+) -> Result<(), Failed> {
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    let arguments = [&TEST, &PACKAGES[..], &arguments].concat();
+    steps.tests_beside(description, &arguments, &[FILL, BUILT], others)
 }
 
 /// Arguments of cargo that select test programs.
@@ -104,7 +128,8 @@ fn selections(steps: &Steps) -> Result<Selections, Failed> {
     let metadata =
         steps.cargo_output("test programs", &["metadata", "--no-deps", "--format-version", "1"])?;
     let is_slow = |program: &TestProgram| SLOW.contains(&program.name.as_str());
-    let (slow, quick): (Vec<_>, Vec<_>) = test_programs(&metadata)?.into_iter().partition(is_slow);
+    let others = test_programs(&metadata)?.into_iter().filter(|program| program.name != NESTED);
+    let (slow, quick): (Vec<_>, Vec<_>) = others.partition(is_slow);
     let arguments = |programs: Vec<TestProgram>| {
         programs.into_iter().flat_map(|program| [program.option.to_owned(), program.name])
     };
