@@ -2,6 +2,7 @@
 
 use std::{
     fs::File,
+    io::{self, Read, Seek, SeekFrom},
     os::fd::{AsFd, BorrowedFd},
     sync::{Arc, OnceLock},
 };
@@ -120,6 +121,24 @@ impl Ram {
         cleared.map_err(|error| VmError::Memory(error.to_string()))
     }
 
+    /// Returns where `len` bytes at an address of this process are in the RAM's file. `None` if they
+    /// are not in one range of the RAM.
+    pub(crate) fn file_offset(&self, address: usize, len: usize) -> Option<u64> {
+        self.memory.iter().zip(&self.ranges).find_map(|(region, range)| {
+            let offset = address.checked_sub(region.as_ptr().addr())?;
+            let end = offset.checked_add(len)? as u64;
+            (end <= range.size).then(|| range.file_offset + offset as u64)
+        })
+    }
+
+    /// Copies the next `len` bytes of a file to an offset in the RAM's file. Returns how many there
+    /// were.
+    pub(crate) fn fill_from(&self, source: &File, offset: u64, len: usize) -> io::Result<usize> {
+        let mut to = &*self.file;
+        to.seek(SeekFrom::Start(offset))?;
+        io::copy(&mut source.take(len as u64), &mut to).map(|copied| copied as usize)
+    }
+
     /// Makes the RAM appear in the guest.
     pub(crate) fn map(&self, slots: &Slots) -> Result<(), VmError> {
         for region in self.memory.iter() {
@@ -138,6 +157,10 @@ fn ranges(size: u64) -> Vec<RamRange> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
+    use vm_memory::Bytes;
+
     use super::*;
 
     #[test]
@@ -150,6 +173,37 @@ mod tests {
                 RamRange { address: HIGH_RAM, size: 1 << 30, file_offset: HOLE },
             ]
         );
+    }
+
+    #[test]
+    fn a_file_fills_the_ram_at_an_address() {
+        let ram = Ram::new(LEAST).unwrap();
+        let base = ram.memory.iter().next().unwrap().as_ptr().addr();
+        let mut source = tempfile::tempfile().unwrap();
+        let text: Vec<u8> = (0..3 * PAGE).map(|byte| (byte % 251) as u8).collect();
+        source.write_all(&text).unwrap();
+        source.seek(SeekFrom::Start(5)).unwrap();
+
+        let offset = ram.file_offset(base + 4099, 5000).unwrap();
+        assert_eq!(ram.fill_from(&source, offset, 5000).unwrap(), 5000);
+        let mut bytes = vec![0; 5002];
+        ram.memory.read_slice(&mut bytes, GuestAddress(4098)).unwrap();
+        assert_eq!((bytes[0], &bytes[1..5001], bytes[5001]), (0, &text[5..5005], 0));
+
+        // The next bytes follow, up to the file's end.
+        assert_eq!(ram.fill_from(&source, 0, 1 << 20).unwrap(), text.len() - 5005);
+    }
+
+    #[test]
+    fn only_bytes_in_one_range_have_an_offset() {
+        let ram = Ram::new(LEAST).unwrap();
+        let (base, size) = (ram.memory.iter().next().unwrap().as_ptr().addr(), LEAST as usize);
+
+        assert_eq!(ram.file_offset(base, size), Some(0));
+        assert_eq!(ram.file_offset(base + size, 0), Some(LEAST));
+        for (address, len) in [(base - 1, 1), (base, size + 1), (base + size, 1), (base + 1, usize::MAX)] {
+            assert_eq!(ram.file_offset(address, len), None);
+        }
     }
 
     #[test]

@@ -25,9 +25,9 @@ const UNKNOWN_LOADER: u8 = 0xff;
 
 /// Loads a bzImage.
 pub(super) fn load(ram: &Ram, kernel: &Image) -> Result<LoadedKernel<setup_header>, VmError> {
-    let mut file = kernel.rewound()?;
+    let mut source = kernel.source(ram)?;
     let start = GuestAddress(KERNEL_RAM);
-    let loaded = BzImage::load(ram.memory(), Some(start), &mut file, Some(start))
+    let loaded = BzImage::load(ram.memory(), Some(start), &mut source, Some(start))
         .map_err(|error| kernel.failed(&format!("neither an unpacked kernel nor a bzImage: {error}")))?;
 
     let header = loaded.setup_header.filter(|header| header.version >= LEAST_VERSION);

@@ -5,9 +5,11 @@
 //! | `mod.rs` | the files, and what both ways have in common |
 //! | `pvh.rs` | an unpacked kernel (`vmlinux`) |
 //! | `bzimage.rs` | a packed kernel (`bzImage`, `vmlinuz`) |
+//! | `source.rs` | how a file gets into the RAM |
 
 mod bzimage;
 mod pvh;
+mod source;
 
 use std::{
     fs::File,
@@ -18,6 +20,7 @@ use std::{
 
 use vm_memory::{Bytes, GuestAddress};
 
+use self::source::Source;
 use crate::{
     acpi,
     error::VmError,
@@ -65,11 +68,11 @@ impl Image {
         Ok(Self { path: path.clone(), file: File::open(path).map_err(failed)? })
     }
 
-    /// Returns a duplicate of the open file, positioned at its beginning.
-    fn rewound(&self) -> Result<File, VmError> {
+    /// Returns the file as what is to be read into RAM, from its beginning on.
+    fn source<'a>(&self, ram: &'a Ram) -> Result<Source<'a>, VmError> {
         let mut file = self.file.try_clone().map_err(|error| self.failed(&error))?;
         file.seek(SeekFrom::Start(0)).map_err(|error| self.failed(&error))?;
-        Ok(file)
+        Ok(Source { file, ram })
     }
 
     /// Returns whether the file is an unpacked kernel.
@@ -163,8 +166,8 @@ pub(crate) fn load(ram: &Ram, images: &Images, command_line: &str, processors: u
 /// allocates memory behind itself while it starts.
 fn load_initrd<H>(ram: &Ram, images: &Images, kernel: &LoadedKernel<H>) -> Result<Option<Initrd>, VmError> {
     let Some(initrd) = &images.initrd else { return Ok(None) };
-    let mut file = initrd.rewound()?;
-    let size = file.metadata().map_err(|error| initrd.failed(&error))?.len();
+    let mut source = initrd.source(ram)?;
+    let size = source.file.metadata().map_err(|error| initrd.failed(&error))?.len();
 
     let low_ram_end = ram.ranges().first().map_or(0, |range| range.size);
     let end = low_ram_end.min(kernel.last_for_initrd.saturating_add(1));
@@ -172,8 +175,7 @@ fn load_initrd<H>(ram: &Ram, images: &Images, kernel: &LoadedKernel<H>) -> Resul
     let start = start.filter(|start| *start >= kernel.end);
     let start = start.ok_or_else(|| initrd.failed(&"does not fit into the guest's memory"))?;
 
-    // The system call reads the file into the guest's RAM directly.
-    let read = ram.memory().read_exact_volatile_from(GuestAddress(start), &mut file, size as usize);
+    let read = ram.memory().read_exact_volatile_from(GuestAddress(start), &mut source, size as usize);
     read.map_err(|error| initrd.failed(&error))?;
     Ok(Some(Initrd { address: start, size }))
 }

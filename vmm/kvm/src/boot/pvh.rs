@@ -28,8 +28,8 @@ pub(super) struct EntryAddress(u64);
 
 /// Loads an unpacked kernel.
 pub(super) fn load(ram: &Ram, kernel: &Image) -> Result<LoadedKernel<EntryAddress>, VmError> {
-    let mut file = kernel.rewound()?;
-    let loaded = Elf::load(ram.memory(), None, &mut file, Some(GuestAddress(KERNEL_RAM)))
+    let mut source = kernel.source(ram)?;
+    let loaded = Elf::load(ram.memory(), None, &mut source, Some(GuestAddress(KERNEL_RAM)))
         .map_err(|error| kernel.failed(&error))?;
 
     match loaded.pvh_boot_cap {

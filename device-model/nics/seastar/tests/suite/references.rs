@@ -36,9 +36,10 @@ fn memory_is_the_cards_until_the_receiver_has_copied_it() {
         // The receiver gets bytes that the client stores before the end of the transmission.
         rig.kernels[0].write(0, &pattern(2, LENGTH));
         receive(&mut rig, Pieces::One(piece(KERNEL, 0, LENGTH)), LENGTH);
+        // A firmware thread takes its events when it runs.
         rig.until(|rig| rig.scripts[0].transmitted() == [(1, TransferStatus::Complete)]);
+        rig.until(|rig| rig.scripts[1].received() == [TransferStatus::Complete]);
 
-        assert_eq!(rig.scripts[1].received(), [TransferStatus::Complete]);
         assert_eq!(rig.kernels[1].read(0, LENGTH), pattern(2, LENGTH));
     }
 }
