@@ -99,8 +99,8 @@ impl Steps {
         self.tests_and(description, arguments, environment, || ())
     }
 
-    /// Runs tests, and `others` beside them. These begin with the first test, because one cargo at a
-    /// time can compile.
+    /// Runs tests, and `others` beside them, which begin with the first test: only one cargo can
+    /// compile at a time.
     pub(crate) fn tests_beside(
         &self,
         description: &str,

@@ -121,8 +121,8 @@ impl Ram {
         cleared.map_err(|error| VmError::Memory(error.to_string()))
     }
 
-    /// Returns where `len` bytes at an address of this process are in the RAM's file. `None` if they
-    /// are not in one range of the RAM.
+    /// Returns where `len` bytes at an address of this process are in the RAM's file, or `None` if
+    /// they are not in one range of the RAM.
     pub(crate) fn file_offset(&self, address: usize, len: usize) -> Option<u64> {
         self.memory.iter().zip(&self.ranges).find_map(|(region, range)| {
             let offset = address.checked_sub(region.as_ptr().addr())?;
