@@ -37,11 +37,11 @@ pub(crate) struct Steps {
     priority: Priority,
 }
 
-/// What processor time the commands of steps have.
+/// The priority of commands beside those of other steps.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Priority {
     Usual,
-    /// What other steps leave, which run at the same time.
+    /// They get the processor time that the others leave.
     Low,
 }
 

@@ -130,6 +130,8 @@ fn portals_are_measured_on_seastars() {
         let measured = row["rate_per_s"].as_f64().or(row["receives"].as_f64());
         assert!(measured > Some(0.0), "{row:#}");
     }
+    let has_put = |threads: u32| rows_of("put1m").any(|row| row["firmware_threads"] == f64::from(threads));
+    assert!(has_put(0) && has_put(1));
     assert!(rows_of("posted-nic-based").all(|row| row["receives"].as_f64() >= Some(1_000.0)));
     assert!(rows_of("posted-host-based").all(|row| row["receives"] == 10_000.0));
 

@@ -25,24 +25,45 @@ const WINDOW: usize = 8;
 /// The goal, as a share of a copy's bandwidth.
 const MIN_SHARE_OF_COPY: f64 = 0.8;
 /// Number of contestants.
-pub(super) const CONTESTANTS: usize = 3;
+pub(super) const CONTESTANTS: usize = 4;
 
 /// A contestant. Each has a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Path {
     InProcess,
-    Served,
+    Served(Firmware),
     Copy,
 }
 
-const PATHS: [Path; CONTESTANTS] = [Path::InProcess, Path::Served, Path::Copy];
+/// Where a served machine runs the firmware of its nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Firmware {
+    /// That of the first node has a thread, which shares two processors with the engine and the
+    /// application. This is the default there.
+    OneThread,
+    /// The engine steps all.
+    Stepped,
+}
+
+const PATHS: [Path; CONTESTANTS] =
+    [Path::InProcess, Path::Served(Firmware::OneThread), Path::Served(Firmware::Stepped), Path::Copy];
+
+impl Firmware {
+    /// Returns the number of threads.
+    const fn threads(self) -> u32 {
+        match self {
+            Self::OneThread => 1,
+            Self::Stepped => 0,
+        }
+    }
+}
 
 impl Path {
     /// Returns the way to the device, if there is one.
     const fn backing(self) -> Option<Backing> {
         match self {
             Self::InProcess => Some(Backing::InProcess),
-            Self::Served => Some(Backing::VfioUser),
+            Self::Served(_) => Some(Backing::VfioUser),
             Self::Copy => None,
         }
     }
@@ -50,7 +71,7 @@ impl Path {
     /// Returns the name in the rows.
     const fn name(self) -> &'static str {
         match self {
-            Self::InProcess | Self::Served => "put1m",
+            Self::InProcess | Self::Served(_) => "put1m",
             Self::Copy => "memcpy",
         }
     }
@@ -61,10 +82,14 @@ pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> 
     let count = if run.quick { 32 } else { 256 };
     let placement = Placement::engine_alone()?;
     let local = SeaStars::in_process(TWO)?;
-    let served = SeaStars::served(run, TWO, &placement)?;
+    let serve = |firmware: Firmware| SeaStars::served(run, TWO, firmware.threads(), &placement);
+    let threaded = serve(Firmware::OneThread)?;
+    let stepped = serve(Firmware::Stepped)?;
 
     let results = placement.within("application", || {
-        let (mut local_pair, mut served_pair) = (Pair::open(&local, MEMORY)?, Pair::open(&served, MEMORY)?);
+        let mut local_pair = Pair::open(&local, MEMORY)?;
+        let mut threaded_pair = Pair::open(&threaded, MEMORY)?;
+        let mut stepped_pair = Pair::open(&stepped, MEMORY)?;
         let copies = Copies::new(MEMORY)?;
 
         contest::run(run, rounds, PATHS.to_vec(), |path, _| {
@@ -72,22 +97,23 @@ pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> 
             let start = Instant::now();
             match path {
                 Path::InProcess => transfer(&mut local_pair, count)?,
-                Path::Served => transfer(&mut served_pair, count)?,
+                Path::Served(Firmware::OneThread) => transfer(&mut threaded_pair, count)?,
+                Path::Served(Firmware::Stepped) => transfer(&mut stepped_pair, count)?,
                 Path::Copy => copies.copy(BYTES, count)?,
             }
             Ok(Measurement::of_rate(count as f64 / start.elapsed().as_secs_f64()))
         })
     });
 
-    let stopped = served.stop();
+    let stopped = [threaded, stepped].map(SeaStars::stop);
     let results = results?;
-    stopped?;
+    stopped.into_iter().collect::<Result<(), _>>()?;
     Ok(Outcome {
         rows: rows(&results, &placement),
         goals: goals(&results),
         notes: vec![format!(
             "put1m: {WINDOW} puts in progress; memory of {} MiB at each side, also of memcpy. In process one thread does everything, and \
-             served the engine copies",
+             served the engine copies; firmware_threads 0 means that the engine also steps the firmware",
             MEMORY >> 20
         )],
     })
@@ -119,7 +145,11 @@ fn rows(results: &Results<Path>, placement: &Placement) -> Vec<Row> {
             placement: Some(placement.text()),
             ..Row::new(path.name()).with_measurements(measurements)
         };
-        row.with_bandwidth(BYTES).figure("of_memcpy", of_memcpy(results, *path))
+        let row = row.with_bandwidth(BYTES).figure("of_memcpy", of_memcpy(results, *path));
+        match path {
+            Path::Served(firmware) => row.figure("firmware_threads", firmware.threads().into()),
+            Path::InProcess | Path::Copy => row,
+        }
     };
     results.iter().map(row).collect()
 }
@@ -130,7 +160,13 @@ fn goals(results: &Results<Path>) -> Vec<Goal> {
         let description = format!("puts of 1 MiB, {how}, times a copy");
         Goal::at_least(description, MIN_SHARE_OF_COPY, of_memcpy(results, path))
     };
-    [(Path::InProcess, "in process"), (Path::Served, "served")].map(goal).into()
+    [
+        (Path::InProcess, "in process"),
+        (Path::Served(Firmware::OneThread), "served, firmware on a thread"),
+        (Path::Served(Firmware::Stepped), "served, firmware stepped"),
+    ]
+    .map(goal)
+    .into()
 }
 
 /// Returns the bandwidth of a path as a share of a copy's.

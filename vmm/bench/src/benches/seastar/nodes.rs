@@ -47,9 +47,16 @@ impl SeaStars {
         Ok(Self(Host::InProcess(LocalMachine::new(machine))))
     }
 
-    /// Serves a torus, with the engine on its processor.
-    pub(super) fn served(run: &Run<'_>, torus: &[u32], placement: &Placement) -> Result<Self, Failure> {
-        let plan = describe(BENCH.name, &section(torus))?;
+    /// Serves a torus, with the engine on its processor. The firmware of the first
+    /// `firmware_threads` nodes has a thread each.
+    pub(super) fn served(
+        run: &Run<'_>,
+        torus: &[u32],
+        firmware_threads: u32,
+        placement: &Placement,
+    ) -> Result<Self, Failure> {
+        let text = format!("{}firmware_threads = {firmware_threads}\n", section(torus));
+        let plan = describe(&format!("{}-{firmware_threads}", BENCH.name), &text)?;
         Host::served(run, &plan, placement).map(Self)
     }
 
