@@ -34,9 +34,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_pread64,
     libc::SYS_pwrite64,
     libc::SYS_lseek,
-    // A machine that starts anew copies its software into its RAM.
-    libc::SYS_copy_file_range,
-    libc::SYS_sendfile,
     libc::SYS_fstat,
     libc::SYS_statx,
     libc::SYS_newfstatat,
@@ -59,6 +56,9 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
+    // The software of a machine that starts anew, which is copied into its RAM.
+    libc::SYS_copy_file_range,
+    libc::SYS_sendfile,
     // Memory.
     libc::SYS_munmap,
     libc::SYS_mremap,
