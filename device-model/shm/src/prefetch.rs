@@ -44,3 +44,17 @@ fn prefetch_line(address: *const u8) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = address;
 }
+
+/// Requests the cache line of an address for writing: other processors give up their copies. It has
+/// no effect on targets without such an instruction.
+#[inline(always)]
+pub(crate) fn prefetch_for_writing(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: processors without the instruction take it as one that does nothing, and any address
+    // is permitted. It changes neither memory nor registers.
+    unsafe {
+        core::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}

@@ -11,7 +11,16 @@ use thiserror::Error;
 
 use super::{CELL_WORDS, Cells};
 use crate::copy;
+use crate::prefetch::prefetch_for_writing;
 use crate::window::Window;
+
+/// Distance in cells at which a producer requests a cell before it writes it.
+///
+/// Stores become visible in program order. One to a cell whose line the consumer's processor has
+/// waits for the line, and all later stores of the producer's program wait behind it, until the
+/// processor has no room for more of them. At 16 cells ahead, a line that takes 230 ns from another
+/// processor is there in time for a producer that takes 14 ns a record.
+const CELLS_AHEAD: u32 = 16;
 
 /// Reason why a window can't hold a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -172,6 +181,7 @@ impl Cells for SharedCells {
         // SAFETY: a cell starts at a multiple of 64 bytes in the window, which lives as long as
         // `self`.
         unsafe { AtomicU64::from_ptr(cell.cast()) }.store(header, Ordering::Release);
+        prefetch_for_writing(self.cell(position.wrapping_add(CELLS_AHEAD)));
     }
 }
 
