@@ -20,6 +20,7 @@
 //! | [`row`], [`samples`], [`host`] | the outcome of a bench, percentiles, the host |
 //! | [`report`], [`results`] | the outcome as text, and as files |
 //! | [`bare_ring`] | a posted-write ring without an engine, to compare with |
+//! | [`line_hop`] | the time of a cache line between processors, to compare with |
 //!
 //! On a machine with few processors, only contestants of one run can be compared.
 
@@ -32,6 +33,7 @@ pub mod contest;
 pub mod copies;
 pub mod heap;
 pub mod host;
+pub mod line_hop;
 pub mod machine;
 pub mod placement;
 pub mod process;

@@ -15,6 +15,7 @@ use crate::{
     bench::Run,
     benches::extoll::velo,
     contest::{self, Measurement, Results, all_samples, ratio},
+    line_hop,
     machine::{Host, never_sleeping_wait},
     placement::Placement,
     row::{Backing, Goal, Outcome, Row},
@@ -49,15 +50,18 @@ enum Contestant {
     Velo,
     /// The rate of VELO messages.
     VeloRate,
+    /// The time of a cache line between the two processors.
+    LineHop,
 }
 
-const ALL: [Contestant; 6] = [
+const ALL: [Contestant; 7] = [
     Contestant::Put,
     Contestant::Fifo,
     Contestant::FifoRate,
     Contestant::MatchingRate,
     Contestant::Velo,
     Contestant::VeloRate,
+    Contestant::LineHop,
 ];
 
 impl Contestant {
@@ -70,6 +74,7 @@ impl Contestant {
             Self::MatchingRate => "matching-rate",
             Self::Velo => "velo-latency",
             Self::VeloRate => "velo-rate",
+            Self::LineHop => line_hop::PATH,
         }
     }
 }
@@ -105,6 +110,9 @@ pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> 
                 Contestant::MatchingRate => ranks.rate(effort.sustained),
                 Contestant::Velo => velo.latency(effort.latency_messages),
                 Contestant::VeloRate => velo.rate(effort.sustained),
+                Contestant::LineHop => {
+                    line_hop::measure(placement.processor_of("engine"), effort.latency_messages)
+                }
             }
         })
     });
@@ -120,6 +128,7 @@ pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> 
              message; fifo-rate, matching-rate, velo-rate: one thread sends and receives, one is the engine; matching-rate: windows of 64 \
              messages, each answered"
                 .into(),
+            line_hop::NOTE.into(),
         ],
     })
 }
@@ -185,11 +194,14 @@ fn fifo_rate(pair: &mut Pair, effort: &Effort) -> Result<Measurement, Failure> {
 
 /// Returns a row of figures for each contestant.
 fn rows(results: &Results<Contestant>, placement: &Placement) -> Vec<Row> {
-    let row = |(contestant, measurements): (&Contestant, &[Measurement])| Row {
-        backing: Some(Backing::VfioUser),
-        placement: Some(placement.text()),
-        bytes: Some(nodes::BYTES),
-        ..Row::new(contestant.name()).with_measurements(measurements)
+    let row = |(contestant, measurements): (&Contestant, &[Measurement])| {
+        let is_message = *contestant != Contestant::LineHop;
+        Row {
+            backing: is_message.then_some(Backing::VfioUser),
+            placement: Some(placement.text()),
+            bytes: is_message.then_some(nodes::BYTES),
+            ..Row::new(contestant.name()).with_measurements(measurements)
+        }
     };
     results.iter().map(row).collect()
 }

@@ -24,6 +24,7 @@ use super::cards::serve_two_cards;
 use crate::{
     bench::{Bench, Run},
     contest::{self, Measurement, Results, all_samples, ratio},
+    line_hop,
     placement::Placement,
     row::{Backing, Goal, Outcome, Row},
 };
@@ -73,9 +74,11 @@ enum Contestant {
     Tcp,
     /// libfabric's ping-pong over shared memory.
     Libfabric,
+    /// The time of a cache line between the two processors.
+    LineHop,
 }
 
-const CONTESTANTS: [Contestant; 10] = [
+const CONTESTANTS: [Contestant; 11] = [
     Contestant::Rate(PAIRS[0]),
     Contestant::Rate(PAIRS[1]),
     Contestant::Rate(PAIRS[2]),
@@ -86,6 +89,7 @@ const CONTESTANTS: [Contestant; 10] = [
     Contestant::Unix,
     Contestant::Tcp,
     Contestant::Libfabric,
+    Contestant::LineHop,
 ];
 
 /// A pair that another bench compares its own device with.
@@ -147,6 +151,9 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
                     Some(program) => libfabric::measure_shm(program, &placement, &effort),
                     None => Ok(Measurement::default()),
                 },
+                Contestant::LineHop => {
+                    line_hop::measure(placement.processor_of("engine"), effort.latency_messages)
+                }
             }
         })?;
 
@@ -181,6 +188,7 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
         outcome.rows.retain(|row| row.path != LIBFABRIC);
     }
 
+    outcome.notes.push(line_hop::NOTE.into());
     outcome
         .notes
         .push("unix, tcp: p50 is half a round trip, the rate is one way, a system call a message".into());
@@ -213,6 +221,7 @@ fn rows(placement: &Placement, measurements: &Results<Contestant>) -> Vec<Row> {
                 Contestant::Tcp => row("tcp", None),
                 // Each of its samples is a mean, so a percentile has no meaning.
                 Contestant::Libfabric => Row { p99_us: None, ..row(LIBFABRIC, None) },
+                Contestant::LineHop => Row { bytes: None, ..row(line_hop::PATH, None) },
             }
         })
         .collect()
