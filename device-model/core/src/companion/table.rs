@@ -27,6 +27,8 @@ pub(crate) struct Companions {
     companions: Vec<NamedCompanion>,
     /// The flags of the companions, by their index in `companions`.
     companion_flags: FlagGroups,
+    /// Functions of the last [`Companions::take_woken`], in the order of its calls.
+    woken: Vec<FunctionId>,
     /// A companion has been started on a thread.
     has_threads: bool,
     /// Time of the next check of the threads.
@@ -66,6 +68,7 @@ impl Companions {
             limit: COMPANION_LIMIT,
             companions: Vec::new(),
             companion_flags: FlagGroups::default(),
+            woken: Vec::new(),
             has_threads: false,
             next_check: Nanos::ZERO,
         }
@@ -181,11 +184,21 @@ impl Companions {
 
     /// Calls `wake` with each function whose companion has sent an event or halted.
     pub(crate) fn take_woken(&mut self, mut wake: impl FnMut(FunctionId)) {
-        self.companion_flags.take_signals(|index| {
-            if let Some(entry) = self.companions.get(index) {
+        let Self { companion_flags, companions, woken, .. } = self;
+        woken.clear();
+        companion_flags.take_signals(|index| {
+            if let Some(entry) = companions.get(index) {
+                woken.push(entry.function);
                 wake(entry.function);
             }
         });
+    }
+
+    /// Returns a function of the last [`Companions::take_woken`], by its place in the order of the
+    /// calls.
+    #[inline]
+    pub(crate) fn woken(&self, index: usize) -> Option<FunctionId> {
+        self.woken.get(index).copied()
     }
 
     /// Checks the threads if that is due: declares those hung that have been in one poll for too

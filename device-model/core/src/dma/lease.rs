@@ -20,6 +20,7 @@ use nicforge_shm::{MemoryError, Window};
 use thiserror::Error;
 
 use super::word;
+use crate::ids::FunctionId;
 
 /// Largest number of mappings of one lease: 16 MiB in pages of 4 KiB. It bounds the time of taking
 /// a lease.
@@ -27,18 +28,33 @@ pub const MAX_LEASE: usize = 4096;
 
 /// Validity of one lease, or of several that end together. Clones are the same term.
 #[derive(Clone, Debug, Default)]
-pub struct Term(Arc<AtomicBool>);
+pub struct Term(Arc<TermState>);
+
+/// The state of a term.
+#[derive(Debug, Default)]
+pub(super) struct TermState {
+    is_over: AtomicBool,
+    /// The function that waits until no packet refers to a lease.
+    waiting: Option<FunctionId>,
+}
 
 impl Term {
+    /// Returns a term whose leases packets may refer to. `function` is woken when the last of the
+    /// packets that refer to a lease is recycled ([`crate::fabric::Ports::recycle`]).
+    #[must_use]
+    pub fn waking(function: FunctionId) -> Self {
+        Self(Arc::new(TermState { waiting: Some(function), ..TermState::default() }))
+    }
+
     /// Ends the term. No access touches the memory of its leases afterwards.
     pub fn end(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.is_over.store(true, Ordering::Relaxed);
     }
 
     /// Returns whether the term has ended.
     #[inline]
     pub fn is_over(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.is_over.load(Ordering::Relaxed)
     }
 }
 
@@ -50,14 +66,14 @@ pub(super) enum LeaseTerms {
     #[default]
     Empty,
     /// One term, which a lease may no longer use.
-    One(Weak<AtomicBool>),
+    One(Weak<TermState>),
     /// Several terms.
     Many(Box<TermList>),
 }
 
 /// The terms of a mapping with several leases.
 pub(super) struct TermList {
-    pub(super) terms: Vec<Weak<AtomicBool>>,
+    pub(super) terms: Vec<Weak<TermState>>,
     /// Number of terms at which those that no lease uses any more are removed. It is twice the
     /// number left by the last removal, so that a removal costs no more than the additions before.
     prune_at: usize,
@@ -89,7 +105,7 @@ impl LeaseTerms {
 
     /// Returns whether a lease still uses one of the terms.
     pub(super) fn in_use(&self) -> bool {
-        let in_use = |term: &Weak<AtomicBool>| term.strong_count() > 0;
+        let in_use = |term: &Weak<TermState>| term.strong_count() > 0;
         match self {
             Self::Empty => false,
             Self::One(term) => in_use(term),
@@ -99,7 +115,7 @@ impl LeaseTerms {
 
     /// Ends all current terms. Terms added later are not affected.
     pub(super) fn end(&mut self) {
-        let end = |term: Weak<AtomicBool>| {
+        let end = |term: Weak<TermState>| {
             if let Some(term) = term.upgrade() {
                 Term(term).end();
             }
@@ -162,6 +178,12 @@ impl DmaLease {
         term: Term,
     ) -> Option<Self> {
         Some(Self { memory: LeaseMemory::Many(Arc::new(LeaseParts::new(windows)?)), term })
+    }
+
+    /// Returns the function of [`Term::waking`].
+    #[inline]
+    pub(crate) fn waiting_function(&self) -> Option<FunctionId> {
+        self.term.0.waiting
     }
 
     /// Returns the length in bytes.

@@ -1,10 +1,15 @@
 //! A device's view of the fabric.
 
+use std::sync::Arc;
+
 use super::{
     Arrivals, ForwardedRow, MAX_CHANNELS, Node, Packet, PortLink, Refusal, Run, Traffic, Unsent,
     wires::{Combine, GI_WIRES, WireState},
 };
 use crate::{ids::FunctionId, time::Nanos};
+
+/// Number of handles of a lease to which one packet refers: the packet's and its function's.
+const LAST_REFERENCE: usize = 2;
 
 /// The ports and wires of a function, for one call of its device.
 ///
@@ -420,9 +425,17 @@ impl<'a> Ports<'a> {
         if length > longest { Refusal::TooLong { longest: longest as u32 } } else { Refusal::PoolEmpty }
     }
 
-    /// Returns a packet's buffer to the pool.
+    /// Returns a packet's buffer to the pool. If it was the last packet that refers to a lease of
+    /// [`crate::dma::Term::waking`], its function is woken.
     #[inline]
     pub fn recycle(&mut self, packet: Packet) {
+        if let Some(memory) = &packet.memory
+            && let Some(function) = memory.waiting_function()
+            && Arc::strong_count(memory) <= LAST_REFERENCE
+            && let Some(node) = self.traffic.find_node(function)
+        {
+            self.traffic.nodes[node as usize].wake(node, &mut self.traffic.woken);
+        }
         self.traffic.pool.put_back(packet);
     }
 

@@ -2,12 +2,16 @@
 
 use std::task::Waker;
 
-use super::Machine;
+use super::{Machine, schedule::MAX_TOUCHED};
 use crate::{
     companion::{CompanionMode, CompanionReport},
     ids::FunctionId,
     time::Nanos,
 };
+
+/// Maximum number of rounds in a step. A round is a poll of the companions, and a turn of each
+/// function that they have woken.
+const ROUNDS: u32 = 8;
 
 impl Machine {
     /// Sets where companions run. The holder of the machine calls this before it drives it; a
@@ -33,12 +37,49 @@ impl Machine {
 
     /// Polls stepped companions, supervises those on threads, and wakes the functions for which
     /// they have sent events. Returns whether there is more work at once.
+    ///
+    /// A companion and its device often answer each other several times for one packet. The
+    /// functions that the companions have woken thus have turns in this step, and the companions
+    /// are polled again, in at most [`ROUNDS`] rounds. Otherwise each answer would take a step,
+    /// with turns of all hot functions.
     #[cold]
     pub(super) fn step_companions(&mut self, budget: u32) -> bool {
         let companions = &mut self.shared.companions;
         companions.begin_step();
         companions.supervise(self.shared.now);
-        self.poll_companions(budget)
+
+        let mut busy = self.poll_companions(budget);
+        for _ in 1..ROUNDS {
+            self.run_answered(budget);
+            if !self.shared.companions.has_work() {
+                break;
+            }
+            busy |= self.poll_companions(budget);
+        }
+        busy
+    }
+
+    /// Runs a turn of each function that the last poll of the companions has woken, while DMA has
+    /// touched less than [`MAX_TOUCHED`] in this step. The next step runs the others.
+    fn run_answered(&mut self, budget: u32) {
+        let mut next = 0;
+        // After the panic of a device, the turns of the others follow.
+        while self.guarded(|machine| machine.run_answered_from(&mut next, budget)).is_err() {
+            while self.guarded(Self::wake_for_fabric).is_err() {}
+        }
+    }
+
+    /// Does the work of [`Machine::run_answered`] from an index of the list on, and advances it.
+    fn run_answered_from(&mut self, next: &mut usize, budget: u32) {
+        while self.shared.touched < MAX_TOUCHED
+            && let Some(function) = self.shared.companions.woken(*next)
+        {
+            *next += 1;
+            if let Some(mut active) = self.active(function) {
+                active.drain_and_step(budget);
+            }
+            self.collect_woken();
+        }
     }
 
     /// Polls stepped companions, and wakes the functions for which companions have sent events.

@@ -321,7 +321,7 @@ impl Machine {
 
     /// Delivers the fabric's due packets, and wakes the functions that have received some.
     #[inline(always)]
-    fn collect_woken(&mut self) {
+    pub(super) fn collect_woken(&mut self) {
         self.fabric.advance(self.shared.now);
         if self.fabric.has_woken() {
             self.wake_for_fabric();

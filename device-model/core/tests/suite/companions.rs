@@ -241,6 +241,20 @@ fn stepped_companion_keeps_the_machine_awake_until_its_events_are_received() {
 }
 
 #[test]
+fn device_has_a_turn_in_the_step_that_polls_its_companion() {
+    let mut rig = Rig::new(CompanionMode::Stepped);
+    let mut end = rig.start(SPEC).unwrap();
+    step_until_idle(&mut rig.machine, 1_000_000_000);
+    rig.probe.steps();
+
+    assert!(end.send(Order::Send(7)).is_ok());
+    rig.machine.step(Nanos(2_000_000_000), 64);
+
+    assert!(rig.probe.steps() > 0, "the device was not called for the event");
+    assert_eq!(end.receive(), Some(7));
+}
+
+#[test]
 fn new_incarnation_has_the_next_epoch_and_nothing_of_the_earlier_one() {
     for mode in BOTH_MODES {
         let mut rig = Rig::new(mode);

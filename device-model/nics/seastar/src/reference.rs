@@ -15,7 +15,7 @@ use nicforge_core::{
     context::Context,
     dma::{DmaLease, Term},
     fabric::Packet,
-    ids::AttachmentId,
+    ids::{AttachmentId, FunctionId},
 };
 use nicforge_hwi::seastar::Piece;
 
@@ -74,7 +74,7 @@ impl Reference {
 
 /// Client memory that packets of a message refer to. When this is dropped, the packets lose access
 /// to it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct ReferencedMemory {
     /// Term of all leases, which ends with this object.
     term: Term,
@@ -103,6 +103,11 @@ impl Current {
 }
 
 impl ReferencedMemory {
+    /// Returns no memory yet. `function` is woken when no packet refers to a lease any more.
+    pub(crate) fn new(function: FunctionId) -> Self {
+        Self { term: Term::waking(function), current: None, earlier: Vec::new() }
+    }
+
     /// Makes a packet of [`REFERENCE_BYTES`] bytes refer to the first `length` bytes of a piece.
     /// Returns false if the memory cannot be leased.
     pub(crate) fn refer(

@@ -6,7 +6,11 @@
 //! ```
 
 use crc32fast::Hasher;
-use nicforge_core::{context::Context, fabric::Packet, ids::AttachmentId};
+use nicforge_core::{
+    context::Context,
+    fabric::Packet,
+    ids::{AttachmentId, FunctionId},
+};
 use nicforge_hwi::seastar::{INLINE, PACKET, trusted_flag};
 use nicforge_seastar_firmware::chip::{Pieces, TransferStatus, Transmission, Transmit};
 use zerocopy::IntoBytes;
@@ -85,8 +89,8 @@ pub(crate) enum NextPacket {
 }
 
 impl Service {
-    /// Begins a message.
-    pub(crate) fn new(job: Job, parts: &Parts) -> Self {
+    /// Begins a message of the function's client.
+    pub(crate) fn new(job: Job, parts: &Parts, function: FunctionId) -> Self {
         let cursor = Cursor::new(&job.message.pieces, job.latest_tenant);
         let has_check = parts.site.options.end_to_end_crc == Some(true);
         let is_checked = has_check && job.message.packet.trusted.length > INLINE as u32;
@@ -98,7 +102,7 @@ impl Service {
             progress: Progress::Header { filled: 0 },
             check: is_checked.then(Hasher::new),
             is_faulty: false,
-            referenced: (parts.max_reference >= MIN_REFERENCE).then(ReferencedMemory::default),
+            referenced: (parts.max_reference >= MIN_REFERENCE).then(|| ReferencedMemory::new(function)),
         }
     }
 

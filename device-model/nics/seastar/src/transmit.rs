@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 
-use nicforge_core::{context::Context, fabric::Packet, time::Nanos};
+use nicforge_core::{context::Context, fabric::Packet, ids::FunctionId, time::Nanos};
 use nicforge_hwi::seastar::{HeaderPacket, PACKET};
 use nicforge_kit::{Server, retry};
 use nicforge_seastar_firmware::chip::{
@@ -39,14 +39,10 @@ pub(crate) const CONTROL_FIFO: u8 = 1;
 const MAX_DATA: usize = 4096;
 /// Maximum number of control messages in the queue.
 const MAX_CONTROL: usize = 1 << 16;
-/// Shortest delay in nanoseconds before the engine checks again whether packets still refer to
-/// client memory. It checks in each of its steps, and asks for a step after a delay as long as the
-/// time since the last event: the nodes of a large network that wait for one target would otherwise
-/// all be stepped all the time. An arriving acknowledgement is such an event, because it comes
-/// shortly before or after the data are taken.
-const MIN_DRAIN_RETRY: u64 = 1_000;
-/// Longest such delay.
-const MAX_DRAIN_RETRY: u64 = 10_000_000;
+/// Delay in nanoseconds before the engine checks again whether packets still refer to client
+/// memory. The node that recycles the last packet wakes this one, but a packet that is lost on its
+/// way does not.
+const DRAIN_RETRY: u64 = 100_000_000;
 /// How long packets may refer to client memory after the last one was made, in nanoseconds. It is
 /// the firmware's default time-out of a silent node.
 const DRAIN_LIMIT: u64 = 10_000_000_000;
@@ -65,8 +61,6 @@ pub(crate) struct Transmitter {
     finished: VecDeque<(Transmission, TransferStatus)>,
     /// Messages all of whose packets are made, and whose packets still refer to client memory.
     draining: Vec<Draining>,
-    /// The time of the last event after which packets of these are likely to be taken.
-    drain_event: Nanos,
     /// The next node that gets a shutdown notice, while notices are being sent.
     shutdown_notice: Option<u32>,
     reader: Reader,
@@ -99,6 +93,15 @@ struct Draining {
     since: Nanos,
 }
 
+impl Draining {
+    /// Returns whether no packet refers to the memory any more, or the packets have waited for too
+    /// long.
+    #[inline]
+    fn is_over(&self, now: Nanos) -> bool {
+        !self.referenced.is_in_use() || now >= self.since.after(DRAIN_LIMIT)
+    }
+}
+
 /// A control message.
 struct ControlJob {
     packet: HeaderPacket,
@@ -118,7 +121,6 @@ impl Transmitter {
             staged: None,
             finished: VecDeque::new(),
             draining: Vec::new(),
-            drain_event: Nanos::ZERO,
             shutdown_notice: None,
             reader: Reader::new(READER),
             host: Server::default(),
@@ -207,32 +209,19 @@ impl Transmitter {
     /// Returns the time at which the engine needs a step, if no event causes one before.
     pub(crate) fn next_time(&self, now: Nanos) -> Nanos {
         let staged = self.staged.as_ref().map_or(Nanos::NEVER, |&(_, due)| due);
-        if self.draining.is_empty() {
-            return staged;
-        }
-
-        let quiet_for = now.0.saturating_sub(self.drain_event.0);
-        staged.min(now.after(quiet_for.clamp(MIN_DRAIN_RETRY, MAX_DRAIN_RETRY)))
-    }
-
-    /// Records that a control message has arrived, which may be the acknowledgement of a message
-    /// whose packets refer to client memory.
-    #[inline]
-    pub(crate) fn control_arrived(&mut self, now: Nanos) {
-        self.drain_event = now;
+        if self.draining.is_empty() { staged } else { staged.min(now.after(DRAIN_RETRY)) }
     }
 
     /// Sends control messages and then data messages, at most about `budget` packets, and reports
     /// messages that have ended. Returns the number of packets.
     #[inline]
     pub(crate) fn step(&mut self, parts: &mut Parts, context: &mut Context<'_>, budget: u32) -> u32 {
-        if self.is_idle() {
+        if self.has_drained(context.now()) {
+            self.end_drained_messages(context.now());
+        } else if self.is_idle(context.now()) {
             return 0;
         }
 
-        if !self.draining.is_empty() {
-            self.end_drained_messages(context.now());
-        }
         let mut moved = self.send_control(parts, context, budget);
         let now = context.now();
         if !self.report_ends(parts, now) {
@@ -248,26 +237,34 @@ impl Transmitter {
         moved
     }
 
-    /// Returns whether the engine has nothing to do.
+    /// Returns whether a message has drained, whose end must be reported.
     #[inline]
-    pub(crate) fn is_idle(&self) -> bool {
+    fn has_drained(&self, now: Nanos) -> bool {
+        self.draining.iter().any(|message| message.is_over(now))
+    }
+
+    /// Returns whether the engine has nothing to do. It may wait for packets that refer to client
+    /// memory.
+    #[inline]
+    pub(crate) fn is_idle(&self, now: Nanos) -> bool {
         self.data.is_empty()
             && self.control.is_empty()
             && self.finished.is_empty()
-            && self.draining.is_empty()
             && self.service.is_none()
             && self.staged.is_none()
             && self.shutdown_notice.is_none()
+            && !self.has_drained(now)
     }
 
     /// Ends the messages to whose memory no packet refers any more, and those whose packets have
     /// waited for too long.
     fn end_drained_messages(&mut self, now: Nanos) {
         let Self { draining, finished, counters, .. } = self;
-        draining.retain(|Draining { name, status, referenced, since }| {
-            let is_in_use = referenced.is_in_use();
-            let is_over = !is_in_use || now >= since.after(DRAIN_LIMIT);
+        draining.retain(|message| {
+            let is_over = message.is_over(now);
             if is_over {
+                let Draining { name, status, referenced, .. } = message;
+                let is_in_use = referenced.is_in_use();
                 // Packets that still refer to the memory lose it now. Others may have lost it
                 // before, if its mapping has ended.
                 let is_withdrawn = is_in_use || referenced.is_withdrawn();
@@ -368,7 +365,7 @@ impl Transmitter {
         if self.service.is_none() {
             match self.data.front() {
                 Some(job) if job.is_one_packet() => return self.send_short(parts, context),
-                Some(_) => self.begin_service(parts),
+                Some(_) => self.begin_service(parts, context.function()),
                 None => return false,
             }
         }
@@ -446,8 +443,8 @@ impl Transmitter {
     }
 
     /// Takes the next message into service.
-    fn begin_service(&mut self, parts: &Parts) {
-        self.service = self.data.pop_front().map(|job| Service::new(job, parts));
+    fn begin_service(&mut self, parts: &Parts, function: FunctionId) {
+        self.service = self.data.pop_front().map(|job| Service::new(job, parts, function));
     }
 
     /// Ends the service of a message all of whose packets are made. Its end is reported when no
@@ -460,7 +457,6 @@ impl Transmitter {
         let name = service.name();
         if let Some(referenced) = service.into_referenced() {
             self.draining.push(Draining { name, status, referenced, since: now });
-            self.drain_event = now;
             return;
         }
         self.counters.faults += u64::from(status == TransferStatus::MemoryFault);

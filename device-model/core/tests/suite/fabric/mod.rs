@@ -4,6 +4,7 @@
 mod arbitration;
 mod credit_units;
 mod cut_through;
+mod leases;
 mod link_errors;
 
 use nicforge_core::{

@@ -222,7 +222,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     #[inline]
     fn is_node_quiet(&self, now: Nanos) -> bool {
         self.firmware.published == firmware::RUNNING
-            && self.transmitter.is_idle()
+            && self.transmitter.is_idle(now)
             && self.receiver.is_idle(&self.parts, now)
             && self.firmware.timer > now
             && self.parts.firmware.is_quiet()
@@ -257,11 +257,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
                 taken = self.take_commands(context.now(), budget);
             }
 
-            let control_before = self.receiver.counters.control;
             let received = if receives { self.receiver.step(&mut self.parts, context, remaining) } else { 0 };
-            if self.receiver.counters.control != control_before {
-                self.transmitter.control_arrived(context.now());
-            }
             let mut moved = sent + taken + received;
             by_engines += moved;
 

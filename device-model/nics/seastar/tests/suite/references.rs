@@ -45,12 +45,32 @@ fn memory_is_the_cards_until_the_receiver_has_copied_it() {
 }
 
 #[test]
+fn sender_learns_at_once_that_its_memory_is_free() {
+    let mut rig = Rig::new(CompanionMode::Stepped, &[5], Options::default());
+    rig.kernels[0].write(0, &pattern(1, LENGTH));
+    rig.send(0, Message::put(1, 2, 0, LENGTH));
+    rig.until(|rig| !rig.scripts[2].events().is_empty());
+    rig.settle();
+    assert_eq!(rig.scripts[0].transmitted(), []);
+
+    let start = rig.now();
+    let Event::Header { stream: Some(stream), .. } = rig.scripts[2].events()[0] else { panic!("no stream") };
+    let place = Pieces::One(piece(KERNEL, 0, LENGTH));
+    rig.act(2, move |chip| chip.receive(stream, LENGTH as u32, place).unwrap());
+    rig.until(|rig| rig.scripts[0].transmitted() == [(1, TransferStatus::Complete)]);
+
+    // The timer by which the sender looks for lost packets takes far longer.
+    assert!(rig.now() < start.after(1_000_000), "{:?} after {start:?}", rig.now());
+}
+
+#[test]
 fn checked_message_is_in_its_packets_when_they_are_sent() {
     let options = Options { end_to_end_crc: Some(true), ..Options::default() };
     let mut rig = Rig::new(CompanionMode::Stepped, &[2], options);
     rig.kernels[0].write(0, &pattern(1, 20_000));
     rig.send(0, Message::put(1, 1, 0, 20_000));
     rig.until(|rig| rig.scripts[0].transmitted() == [(1, TransferStatus::Complete)]);
+    rig.until(|rig| !rig.scripts[1].events().is_empty());
 
     rig.kernels[0].write(0, &pattern(2, 20_000));
     receive(&mut rig, Pieces::One(piece(KERNEL, 0, 20_000)), 20_000);

@@ -1,7 +1,9 @@
 //! The bandwidth into one node: from one stream, and from the streams of many nodes at once.
 //!
 //! All contestants use one torus, in process. Its nodes' memories together are as large as that of
-//! the only sender of one stream, so that caches help all of them alike.
+//! the only sender of one stream, so that caches help the copies of all of them alike. Many senders
+//! still use the state of as many cards, and of the cards on their ways, with few packets in each
+//! turn.
 
 use std::time::{Duration, Instant};
 
@@ -160,7 +162,8 @@ fn outcome(results: &Results<Contestant>, shape: &Shape) -> Outcome {
         goals: vec![Goal::at_least(description, MIN_SHARE_OF_ONE, ratio(measurements_over(None), one))],
         notes: vec![format!(
             "streams: a torus of {:?} nodes in process, one thread for all of it; at most {} messages in progress; of_one compares with one \
-             stream over {} hops, the mean distance",
+             stream over {} hops, the mean distance; all contestants use the same amount of memory at both sides, and the many also \
+             the state of as many cards",
             shape.torus, shape.nodes, shape.hops
         )],
     }
