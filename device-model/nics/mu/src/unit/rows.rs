@@ -74,6 +74,32 @@ type DescriptorWords = [u64; DESCRIPTOR as usize / 8];
 /// Number of the descriptor's word with the payload's address.
 const ADDRESS_WORD: usize = std::mem::offset_of!(Descriptor, pa_payload) / 8;
 
+/// A row of messages that were sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SentRow {
+    /// Number of messages; 0 where a row is not possible.
+    pub(super) messages: u32,
+    /// The FIFO's state after the row, as far as it is known.
+    pub(super) end: RowEnd,
+}
+
+/// The state of an injection FIFO after a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RowEnd {
+    /// It has no more descriptors.
+    Empty,
+    /// The next message is like the last one of the row, and these network FIFOs, to which it may
+    /// go, have no room.
+    Full(u16),
+    /// It has to be served to find out, or has spent its budget and stays a candidate.
+    Unknown,
+}
+
+impl SentRow {
+    /// A row is not possible.
+    const NONE: Self = Self { messages: 0, end: RowEnd::Unknown };
+}
+
 /// Returns whether two descriptors differ at most in the address of the payload.
 #[inline(always)]
 fn differ_in_address_alone(a: &DescriptorWords, b: &DescriptorWords) -> bool {
@@ -121,6 +147,16 @@ impl RowSender<'_> {
         self.ring.consume(DESCRIPTOR);
         self.bytes_sent += bytes as u64;
         Some(packet)
+    }
+
+    /// Returns whether the next message has passed all checks: it differs from the last one in the
+    /// address of its payload alone, which is permitted.
+    #[inline]
+    fn has_next_like_last(&self) -> bool {
+        let (Some(words), Some(last)) = (self.next_descriptor(), &self.last_checked) else { return false };
+        let address = u64::from_le(words[ADDRESS_WORD]);
+        differ_in_address_alone(&words, &last.words)
+            && self.permission.permits(address, last.payload_bytes as u64)
     }
 
     /// Checks a descriptor, and keeps the result in `last_checked`. Returns `None` if the row ends
@@ -263,37 +299,37 @@ struct RowTarget {
 }
 
 impl Unit {
-    /// Sends messages of an injection FIFO with which no other competes, at most `limit`. Returns
-    /// their number, which is 0 where a row is not possible.
+    /// Sends messages of an injection FIFO with which no other competes, at most `limit`.
     pub(super) fn send_row(
         &mut self,
         network: &mut NetworkUnit,
         context: &mut Context<'_>,
         fifo: u16,
         limit: u32,
-    ) -> u32 {
+    ) -> SentRow {
+        const NONE: SentRow = SentRow::NONE;
         let (subgroup_id, index) = subgroup_and_index(fifo);
-        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return 0 };
+        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return NONE };
         let is_system = owner_of(subgroup_id).is_system;
         let InjectionFifo { ring, template, view, payload_view, state, .. } = &mut subgroup.injection[index];
-        let Some(template) = template.known() else { return 0 };
-        let Some(route) = template.route() else { return 0 };
+        let Some(template) = template.known() else { return NONE };
+        let Some(route) = template.route() else { return NONE };
 
         // Packets with a choice of network FIFOs take turns among these, so they make no row. With
         // a clock, each packet takes time of its own.
         if !route.fifos().is_power_of_two() || ring.is_empty() || !self.timing.is_instant() {
-            return 0;
+            return NONE;
         }
-        let engines = route.fifos() & self.control.injection_engines;
-        if network.room(engines, context.now()) == 0 {
-            return 0;
+        let (engines, now) = (route.fifos() & self.control.injection_engines, context.now());
+        if network.room(engines, now) == 0 {
+            return NONE;
         }
-        let (Some(descriptors), Some(payloads)) = (view.held(), payload_view.held()) else { return 0 };
+        let (Some(descriptors), Some(payloads)) = (view.held(), payload_view.held()) else { return NONE };
 
         let in_service = match state {
             Injection::Waiting => None,
             Injection::Sending(message) if message.route == Some(route) => Some(*message),
-            Injection::Sending(_) | Injection::Disabled | Injection::Draining => return 0,
+            Injection::Sending(_) | Injection::Disabled | Injection::Draining => return NONE,
         };
         let (engine, free_before) = (engines.trailing_zeros() as u8, ring.free());
         let mut sender = RowSender {
@@ -310,12 +346,22 @@ impl Unit {
             bytes_sent: 0,
         };
 
-        let (mut left, now, mut ports) = (limit, context.now(), context.ports());
+        let (mut left, mut ports) = (limit, context.ports());
         let next_packet = || {
             left = left.checked_sub(1)?;
             sender.next(&mut ports)
         };
         let (sent, refused) = network.inject_row(engine, route, now, next_packet);
+
+        let end = if sent == limit {
+            RowEnd::Unknown
+        } else if sender.ring.is_empty() {
+            RowEnd::Empty
+        } else if network.room(engines, now) == 0 && sender.has_next_like_last() {
+            RowEnd::Full(route.fifos())
+        } else {
+            RowEnd::Unknown
+        };
         let RowSender { in_service, bytes_sent, .. } = sender;
 
         if let Some(packet) = refused {
@@ -330,7 +376,7 @@ impl Unit {
             self.counters[counter::BYTES_SENT] += bytes_sent;
             self.finish_row(fifo, sent, free_before);
         }
-        sent
+        SentRow { messages: sent, end }
     }
 
     /// Ends the `sent` messages of a row: the head has moved past their descriptors. `free_before`
