@@ -50,6 +50,9 @@ pub trait Links {
     /// or for credits.
     fn take_freed(&mut self) -> u64;
 
+    /// Returns whether [`Links::take_freed`] would return any port.
+    fn has_freed(&self) -> bool;
+
     /// Returns the route word of the first packet of an input, and its bytes with the framing, if
     /// its head has arrived. Only heads are shown from then on.
     fn route_head(&mut self, input: LinkInput) -> Option<(u64, u32)>;
@@ -203,6 +206,11 @@ impl Links for Ports<'_> {
     #[inline]
     fn take_freed(&mut self) -> u64 {
         Ports::take_freed(self)
+    }
+
+    #[inline]
+    fn has_freed(&self) -> bool {
+        Ports::has_freed(self)
     }
 
     #[inline]

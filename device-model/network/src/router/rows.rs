@@ -303,7 +303,8 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         self.outputs.add_one(input, exit);
         self.heads.become_single(input, exit, ports.now(), bytes);
         self.outputs.note_full(exit.port);
-        self.request_room(ports, exit.port);
+        // No other input has a decision, so none waits for another virtual channel of the port.
+        self.request_room_on(ports, exit.port, exit.vc);
         true
     }
 

@@ -387,9 +387,10 @@ impl NetworkUnit {
 
     /// Returns whether [`NetworkUnit::step`] has nothing to do.
     #[inline]
-    pub(crate) fn is_idle(&self, arriving: Arriving) -> bool {
+    pub(crate) fn is_idle(&self, ports: &Ports<'_>, arriving: Arriving) -> bool {
         let Arriving { is_routed, is_collective } = arriving;
-        !is_routed && !is_collective && self.collective.awaits_arrivals() && self.router.awaits_arrivals()
+        let awaits_events = || self.router.awaits_arrivals() || self.router.is_stalled(ports);
+        !is_routed && !is_collective && self.collective.awaits_arrivals() && awaits_events()
     }
 
     /// Moves the packets of `arriving` and others, at most about `budget` in the router and as many
