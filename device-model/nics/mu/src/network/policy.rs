@@ -162,8 +162,8 @@ impl Policy for NodePolicy {
 #[derive(Clone, Copy, Debug)]
 struct Decided {
     word: u64,
-    /// The virtual channel of a packet from a link. The injection FIFO of a packet of the device has
-    /// no part in a decision, and messages that may take several of them change it all the time.
+    /// The virtual channel of a packet from a link. The injection FIFO of a packet of the device
+    /// has no part in a decision, and messages that may take several change it all the time.
     from: Option<Source>,
     decision: Decision,
 }

@@ -32,6 +32,10 @@ impl Unit {
     ) -> u32 {
         let mut moved = 0;
         for priority in Priority::ALL {
+            if self.active.has_none(priority) {
+                continue;
+            }
+
             // The list has three parts: first the candidates, which this call may serve; then ready
             // FIFOs that turned out to be blocked in this call; at the end the parked ones.
             let mut candidates = self.active.count_ready(priority);
