@@ -124,6 +124,12 @@ impl Ports<'_> {
         self.node_mut().map_or(0, |node| std::mem::take(&mut node.freed))
     }
 
+    /// Returns whether [`Ports::take_freed`] would return any port.
+    #[inline]
+    pub fn has_freed(&self) -> bool {
+        self.node().is_some_and(|node| node.freed != 0)
+    }
+
     /// Returns the credits that a packet takes on a virtual channel, or 0 if it does not exist or
     /// is down.
     pub fn credits_for(&self, port: u8, channel: usize, packet: &Packet) -> u32 {

@@ -218,6 +218,11 @@ impl Links for NodeLinks<'_> {
         std::mem::take(&mut self.status.marks.freed)
     }
 
+    #[inline]
+    fn has_freed(&self) -> bool {
+        self.status.marks.freed != 0
+    }
+
     #[inline(always)]
     fn route_head(&mut self, input: LinkInput) -> Option<(u64, u32)> {
         let lane = self.tables.lanes.get(self.lane_of(input))?;

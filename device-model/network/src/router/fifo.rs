@@ -183,6 +183,13 @@ impl<K: RoutedPacket> ReceptionFifo<K> {
         self.last = input;
     }
 
+    /// Takes back the record of a packet that has not passed.
+    pub(super) fn uncount_bypassed(&mut self, bytes: u32) {
+        self.bypassed.packets -= 1;
+        self.bypassed.bytes -= u64::from(bytes);
+        self.bytes -= bytes;
+    }
+
     /// Frees the places of the packets that have passed.
     #[inline]
     pub(super) fn end_bypass(&mut self) {

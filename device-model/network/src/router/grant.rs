@@ -203,22 +203,27 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     /// room.
     #[inline(never)]
     pub(super) fn request_room<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) {
-        let Plan { bubble_channels, longest_credits, .. } = &*self.plan;
         let (fixed_vcs, adaptive_vcs) = self.outputs.requested_vcs(&self.heads.exits, port);
         for vc in bits((fixed_vcs | adaptive_vcs).into()) {
-            let channel = usize::from(vc);
-            if !bubble_channels.has(channel) {
-                ports.request_credits(port, vc, *longest_credits);
-                continue;
-            }
+            self.request_room_on(ports, port, vc);
+        }
+    }
 
-            let credits = ports.update_credits(port, vc);
-            let slots = &mut self.outputs.slots;
-            let free = slots.free(bubble_channels, port, channel, credits);
-            // By the bubble rule no packet needs more than two free slots.
-            if free >= 2 {
-                continue;
-            }
+    /// Asks that the router's node is woken when a virtual channel has more room.
+    #[inline]
+    pub(super) fn request_room_on<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8, vc: u8) {
+        let Plan { bubble_channels, longest_credits, .. } = &*self.plan;
+        let channel = usize::from(vc);
+        if !bubble_channels.has(channel) {
+            ports.request_credits(port, vc, *longest_credits);
+            return;
+        }
+
+        let credits = ports.update_credits(port, vc);
+        let slots = &mut self.outputs.slots;
+        let free = slots.free(bubble_channels, port, channel, credits);
+        // By the bubble rule no packet needs more than two free slots.
+        if free < 2 {
             let needed = slots.credits_until(bubble_channels, (port, channel), credits, free + 1);
             ports.request_credits(port, vc, needed);
         }

@@ -50,6 +50,9 @@ pub trait Links {
     /// or for credits.
     fn take_freed(&mut self) -> u64;
 
+    /// Returns whether a wait has ended at some port since the last call of [`Links::take_freed`].
+    fn has_freed(&self) -> bool;
+
     /// Returns the route word of the first packet of an input, and its bytes with the framing, if
     /// its head has arrived. Only heads are shown from then on.
     fn route_head(&mut self, input: LinkInput) -> Option<(u64, u32)>;
@@ -180,8 +183,10 @@ fn inputs_of(masks: &[u64; MAX_CHANNELS], ports: u8, vcs: u8) -> Inputs {
     if vcs > 1 {
         inputs |= (masks[1] & all_ports) << ports;
     }
-    for vc in 2..vcs {
-        inputs |= (masks[usize::from(vc) % MAX_CHANNELS] & all_ports) << (vc * ports % 64);
+    let mut first = u32::from(ports) * 2;
+    for mask in masks.get(2..vcs.into()).unwrap_or_default() {
+        inputs |= (mask & all_ports) << (first % 64);
+        first += u32::from(ports);
     }
     inputs
 }
@@ -203,6 +208,11 @@ impl Links for Ports<'_> {
     #[inline]
     fn take_freed(&mut self) -> u64 {
         Ports::take_freed(self)
+    }
+
+    #[inline]
+    fn has_freed(&self) -> bool {
+        Ports::has_freed(self)
     }
 
     #[inline]

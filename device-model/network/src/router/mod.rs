@@ -348,6 +348,20 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         self.heads.decided == 0 && self.fifos.waiting == 0 && self.fifos.complete == Nanos::NEVER
     }
 
+    /// Returns whether all packets that have a decision wait for outputs that have not become free
+    /// since the last [`Router::step`], and there are no others except those that arrive. A step
+    /// then finds nothing to do, unless a packet arrives.
+    #[inline]
+    pub fn is_stalled<L: Links<Packet = K>>(&self, ports: &L) -> bool {
+        let Heads { decided, local, dropped, .. } = self.heads;
+        let waits_for_output = decided != 0 && (local | dropped) == 0 && self.outputs.open() == 0;
+        waits_for_output
+            && self.fifos.waiting == 0
+            && self.fifos.complete == Nanos::NEVER
+            && !self.counters.lacked_packets
+            && !ports.has_freed()
+    }
+
     /// Returns the first packet of a reception FIFO, if it is complete.
     #[inline]
     pub fn front(&self, fifo: u8, now: Nanos) -> Option<&K> {

@@ -125,6 +125,41 @@ impl<P: Policy> Router<P> {
         row.packets
     }
 
+    /// Takes the first packet of the link, which is counted as those of [`Router::bypass_row`] are.
+    /// Returns `None` if `is_wanted` returns false for it, or it can't bypass the FIFO.
+    #[inline]
+    pub fn bypass_one(
+        &mut self,
+        ports: &mut Ports<'_>,
+        bypass: &mut Bypass,
+        is_wanted: impl FnOnce(&Packet) -> bool,
+    ) -> Option<Packet> {
+        let longest = self.fifos.longest;
+        let bytes = bypass.first(ports).filter(|packet| is_wanted(packet))?.wire_bytes();
+        let queue = self.fifos.reception.get_mut(usize::from(bypass.fifo))?;
+        if bypass.room == 0 || bytes > longest {
+            return None;
+        }
+        let packet = Ports::take(ports, bypass.from.port, bypass.from.channel)?;
+
+        let row = Row { packets: 1, bytes: bytes.into() };
+        bypass.room -= 1;
+        queue.count_bypassed(bypass.input as u8, row);
+        self.counters.router.delivered += 1;
+        self.heads.inputs[bypass.input].counters.add(row);
+        Some(packet)
+    }
+
+    /// Puts the packet that [`Router::bypass_one`] has returned last into the FIFO, because the
+    /// device can't use it now. No packet behind it may bypass the FIFO then.
+    #[cold]
+    pub fn end_in_fifo(&mut self, bypass: &Bypass, packet: Packet, now: Nanos) {
+        let Some(queue) = self.fifos.reception.get_mut(usize::from(bypass.fifo)) else { return };
+        queue.uncount_bypassed(packet.wire_bytes());
+        queue.push(packet, now, now);
+        self.fifos.received |= 1 << bypass.fifo;
+    }
+
     /// Frees the places of the packets that have bypassed the FIFO.
     #[inline]
     pub fn end_bypass(&mut self, bypass: &Bypass) {
@@ -303,7 +338,8 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         self.outputs.add_one(input, exit);
         self.heads.become_single(input, exit, ports.now(), bytes);
         self.outputs.note_full(exit.port);
-        self.request_room(ports, exit.port);
+        // No other input has a decision, so none waits for another virtual channel of the port.
+        self.request_room_on(ports, exit.port, exit.vc);
         true
     }
 

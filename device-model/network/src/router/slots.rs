@@ -134,12 +134,16 @@ impl Slots {
         let leaving = slots.saturating_sub(buffer.slots - buffer.packets).min(buffer.packets);
 
         let ring = &self.taken[index * stride..][..stride];
-        let oldest = ring.iter().cycle().skip(buffer.first as usize).take(leaving as usize);
+        let (mut oldest, mut position) = (0, buffer.first as usize);
+        for _ in 0..leaving {
+            oldest += ring[position];
+            position = if position + 1 == stride { 0 } else { position + 1 };
+        }
         let missing = buffer.credits.saturating_sub(credits);
 
         // Some credits of the oldest packet cannot have returned, since they return together.
         let returned = buffer.sum.saturating_sub(missing);
-        credits + oldest.sum::<u32>().saturating_sub(returned)
+        credits + oldest.saturating_sub(returned)
     }
 
     /// Records a packet that took `credits` credits.

@@ -8,7 +8,7 @@ use std::{
 use nicforge_core::{
     context::Context,
     device::{Device, Progress, Reset, Write},
-    fabric::LinkSpec,
+    fabric::{LinkSpec, Packet},
     ids::{Address, AttachmentId, FunctionId},
     machine::{Machine, TurnLimits},
     spec::{FunctionSpec, Identity},
@@ -104,6 +104,11 @@ pub(crate) struct Node {
     pub(crate) injection: (InputCounters, u64),
 }
 
+/// Returns the mark of a packet.
+fn mark_of(packet: &Packet) -> u64 {
+    u64::from_le_bytes(packet.bytes()[..MARK].try_into().unwrap())
+}
+
 /// The device: a router and its traffic.
 struct RouterNode<P> {
     router: Router<P>,
@@ -118,7 +123,7 @@ impl<P: Policy + Send> RouterNode<P> {
         let now = ports.now();
         for fifo in 0..self.fifos {
             while let Some(packet) = self.router.take(fifo, now) {
-                let mark = u64::from_le_bytes(packet.bytes()[..MARK].try_into().unwrap());
+                let mark = mark_of(&packet);
                 node.received.push(Receipt { time: now, fifo, bytes: packet.len(), mark });
                 ports.recycle(packet);
             }
@@ -134,12 +139,28 @@ impl<P: Policy + Send> RouterNode<P> {
             return self.router.step(&mut ports, budget);
         };
 
-        let mut passed = 0;
-        loop {
+        let (mut passed, mut kept) = (0, 0);
+        while passed < budget {
             let fifo = bypass.fifo;
+            // Every third packet is taken alone. One that is refused then ends in its FIFO.
+            let one =
+                self.router.bypass_one(&mut ports, &mut bypass, |packet| mark_of(packet).is_multiple_of(3));
+            if let Some(packet) = one {
+                let (mark, bytes) = (mark_of(&packet), packet.len());
+                if mark.is_multiple_of(refused) {
+                    self.router.end_in_fifo(&bypass, packet, now);
+                    kept = 1;
+                    break;
+                }
+                node.received.push(Receipt { time: now, fifo, bytes, mark });
+                ports.recycle(packet);
+                passed += 1;
+                continue;
+            }
+
             let row = self.router.bypass_row(&mut ports, &mut bypass, budget - passed, |packet| {
-                let mark = u64::from_le_bytes(packet.bytes()[..MARK].try_into().unwrap());
-                let is_taken = !mark.is_multiple_of(refused);
+                let mark = mark_of(packet);
+                let is_taken = !mark.is_multiple_of(refused) && !mark.is_multiple_of(3);
                 if is_taken {
                     node.received.push(Receipt { time: now, fifo, bytes: packet.len(), mark });
                 }
@@ -152,11 +173,12 @@ impl<P: Policy + Send> RouterNode<P> {
         }
 
         node.passed += u64::from(passed);
-        let outcome = if passed < budget {
-            let outcome = self.router.step(&mut ports, budget - passed);
-            Outcome { moved: outcome.moved + passed, ..outcome }
+        let moved = passed + kept;
+        let outcome = if moved < budget {
+            let outcome = self.router.step(&mut ports, budget - moved);
+            Outcome { moved: outcome.moved + moved, ..outcome }
         } else {
-            Outcome { moved: passed, has_more: true, wake: Nanos::NEVER }
+            Outcome { moved, has_more: true, wake: Nanos::NEVER }
         };
         self.router.end_bypass(&bypass);
         outcome

@@ -74,7 +74,7 @@ impl MessageUnit {
             } else {
                 0
             };
-            let Round { routed, received, has_more } = self.route_and_receive(context, limits);
+            let Round { routed, received, has_more, is_settled } = self.route_and_receive(context, limits);
 
             let moved = sent + routed + received;
             total += moved;
@@ -84,7 +84,7 @@ impl MessageUnit {
             }
             // The injection FIFOs have no more room than before, and the reception FIFOs no more
             // packets.
-            if routed + received == 0 {
+            if routed + received == 0 || is_settled && !has_more && !self.unit.has_descriptors() {
                 return has_more;
             }
         }
@@ -95,7 +95,7 @@ impl MessageUnit {
     fn route_and_receive(&mut self, context: &mut Context<'_>, limits: Limits) -> Round {
         let mut ports = context.ports();
         let arriving = Arriving::at(&ports);
-        if self.network.is_idle(arriving) {
+        if self.network.is_idle(&ports, arriving) {
             return self.receive(context, limits.received, Round::default());
         }
 
@@ -105,7 +105,7 @@ impl MessageUnit {
         }
         let outcome = self.network.step(&mut ports, arriving, limits.routed);
         context.wake_at(outcome.wake);
-        let round = Round { routed: outcome.moved, received: 0, has_more: outcome.has_more };
+        let round = Round { routed: outcome.moved, has_more: outcome.has_more, ..Round::default() };
         self.receive(context, limits.received, round)
     }
 
@@ -115,11 +115,13 @@ impl MessageUnit {
     fn bypass_and_route(&mut self, context: &mut Context<'_>, mut bypass: Bypass, limits: Limits) -> Round {
         let limit = limits.received.min(limits.routed);
         let passed = self.unit.deposit_bypassing(&mut self.network, context, &mut bypass, limit);
-        let mut round = Round { routed: passed, received: passed, has_more: passed >= limits.routed };
+        let has_more = passed >= limits.routed;
+        let mut round = Round { routed: passed, received: passed, has_more, is_settled: false };
 
         let mut ports = context.ports();
         let arriving = Arriving::at(&ports);
-        if !round.has_more && !self.network.is_idle(arriving) {
+        round.is_settled = self.network.is_idle(&ports, arriving) && !self.network.has_received();
+        if !round.has_more && !round.is_settled {
             let outcome = self.network.step(&mut ports, arriving, limits.routed - passed);
             context.wake_at(outcome.wake);
             round.routed += outcome.moved;
@@ -162,6 +164,8 @@ struct Round {
     received: u32,
     /// The network has more packets to move.
     has_more: bool,
+    /// The network has no packet left that the round has not received.
+    is_settled: bool,
 }
 
 /// Packs coordinates A to E into a word, as in a packet's [`Destination`].

@@ -105,11 +105,18 @@ impl Arriving {
 
 const _: () = assert!(CHANNELS == 8 && MAX_CHANNELS >= CHANNELS && channel::SYSTEM == 3);
 
-/// Returns whether a packet is for a reception FIFO in memory.
+/// Returns whether a packet is for a reception FIFO in memory, or a put.
 #[inline]
-fn is_for_fifo(packet: &Packet) -> bool {
+fn is_for_memory(packet: &Packet) -> bool {
     let header = PacketHeader::ref_from_prefix(packet.bytes());
-    header.is_ok_and(|(header, _)| header.packet_type() == packet_type::FIFO)
+    header.is_ok_and(|(header, _)| matches!(header.packet_type(), packet_type::FIFO | packet_type::PUT))
+}
+
+/// Returns whether a packet is a put that carries its payload.
+#[inline]
+fn is_put(packet: &Packet) -> bool {
+    let header = PacketHeader::ref_from_prefix(packet.bytes());
+    packet.memory.is_none() && header.is_ok_and(|(header, _)| header.packet_type() == packet_type::PUT)
 }
 
 /// The network unit of a node.
@@ -272,7 +279,7 @@ impl NetworkUnit {
     #[inline]
     pub(crate) fn bypass(&self, ports: &Ports<'_>, arriving: Arriving) -> Option<Bypass> {
         let is_router_alone = arriving == Arriving::ROUTED && self.collective.awaits_arrivals();
-        if is_router_alone { self.router.bypass(ports, is_for_fifo) } else { None }
+        if is_router_alone { self.router.bypass(ports, is_for_memory) } else { None }
     }
 
     /// Passes packets as [`Router::bypass_row`] does.
@@ -285,6 +292,18 @@ impl NetworkUnit {
         accept: impl FnMut(&Packet) -> bool,
     ) -> u32 {
         self.router.bypass_row(ports, bypass, limit, accept)
+    }
+
+    /// Takes the first packet of the link as [`Router::bypass_one`] does, if it is a put that
+    /// carries its payload.
+    #[inline]
+    pub(crate) fn bypass_put(&mut self, ports: &mut Ports<'_>, bypass: &mut Bypass) -> Option<Packet> {
+        self.router.bypass_one(ports, bypass, is_put)
+    }
+
+    /// Puts a packet into its FIFO as [`Router::end_in_fifo`] does.
+    pub(crate) fn end_in_fifo(&mut self, bypass: &Bypass, packet: Packet, now: Nanos) {
+        self.router.end_in_fifo(bypass, packet, now);
     }
 
     /// Frees the places of the packets that have bypassed their FIFO.
@@ -387,9 +406,10 @@ impl NetworkUnit {
 
     /// Returns whether [`NetworkUnit::step`] has nothing to do.
     #[inline]
-    pub(crate) fn is_idle(&self, arriving: Arriving) -> bool {
+    pub(crate) fn is_idle(&self, ports: &Ports<'_>, arriving: Arriving) -> bool {
         let Arriving { is_routed, is_collective } = arriving;
-        !is_routed && !is_collective && self.collective.awaits_arrivals() && self.router.awaits_arrivals()
+        let awaits_events = || self.router.awaits_arrivals() || self.router.is_stalled(ports);
+        !is_routed && !is_collective && self.collective.awaits_arrivals() && awaits_events()
     }
 
     /// Moves the packets of `arriving` and others, at most about `budget` in the router and as many

@@ -162,7 +162,9 @@ impl Policy for NodePolicy {
 #[derive(Clone, Copy, Debug)]
 struct Decided {
     word: u64,
-    from: Source,
+    /// The virtual channel of a packet from a link. The injection FIFO of a packet of the device
+    /// has no part in a decision, and messages that may take several change it all the time.
+    from: Option<Source>,
     decision: Decision,
 }
 
@@ -199,15 +201,15 @@ impl CachingPolicy {
 impl Policy for CachingPolicy {
     #[inline]
     fn decide(&self, word: u64, from: Source) -> Decision {
-        let cache = match from {
-            Source::Injection { .. } => &self.of_device,
-            Source::Link { .. } => &self.of_links,
+        let (cache, link) = match from {
+            Source::Injection { .. } => (&self.of_device, None),
+            Source::Link { .. } => (&self.of_links, Some(from)),
         };
         match cache.get() {
-            Some(decided) if decided.word == word && decided.from == from => decided.decision,
+            Some(decided) if decided.word == word && decided.from == link => decided.decision,
             _ => {
                 let decision = self.policy.decide(word, from);
-                cache.set(Some(Decided { word, from, decision }));
+                cache.set(Some(Decided { word, from: link, decision }));
                 decision
             }
         }

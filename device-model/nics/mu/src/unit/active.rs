@@ -91,6 +91,12 @@ impl ActiveFifos {
         self.lists.iter().all(|list| list.fifos.is_empty())
     }
 
+    /// Returns whether no FIFO of a priority is active.
+    #[inline]
+    pub(crate) fn has_none(&self, priority: Priority) -> bool {
+        self.lists[priority as usize].fifos.is_empty()
+    }
+
     /// Returns the number of active FIFOs of a priority that are not parked.
     #[inline]
     pub(crate) fn count_ready(&self, priority: Priority) -> usize {

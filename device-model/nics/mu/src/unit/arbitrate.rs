@@ -10,13 +10,15 @@
 //! A step serves each priority at least once, however much those above it have to send.
 
 use nicforge_core::context::Context;
+use nicforge_hwi::mu_dcr::counter;
 use nicforge_kit::retry;
 
 use super::{
     Unit,
     active::Priority,
     inject::{Served, subgroup_and_index},
-    subgroup::Injection,
+    rows::{RowEnd, SentRow},
+    subgroup::{Injection, InjectionFifo},
 };
 use crate::network::NetworkUnit;
 
@@ -30,6 +32,10 @@ impl Unit {
     ) -> u32 {
         let mut moved = 0;
         for priority in Priority::ALL {
+            if self.active.has_none(priority) {
+                continue;
+            }
+
             // The list has three parts: first the candidates, which this call may serve; then ready
             // FIFOs that turned out to be blocked in this call; at the end the parked ones.
             let mut candidates = self.active.count_ready(priority);
@@ -42,7 +48,8 @@ impl Unit {
                 }
 
                 // A FIFO without competitors needs no choice, and sends several packets at once.
-                if candidates + parked == 1 {
+                let is_alone = candidates + parked == 1;
+                if is_alone {
                     let limit = budget.saturating_sub(moved).max(1);
                     let row = self.serve_row(network, context, priority, limit, &mut candidates);
                     if row > 0 {
@@ -62,6 +69,9 @@ impl Unit {
                     Served::Moved(cost) => {
                         moved += cost;
                         is_served = true;
+                        if is_alone && moved < budget {
+                            self.remove_if_empty(priority, &mut candidates);
+                        }
                     }
                     Served::Blocked | Served::Full(_) | Served::Inactive => {}
                     Served::Starved => {
@@ -92,7 +102,8 @@ impl Unit {
 
     /// Sends messages of the only FIFO of a priority that can proceed, at most `limit`. Returns
     /// their number. `candidates` is 1 if the FIFO is the first of the priority's list, or 0 if it
-    /// is the first parked one. It is 1 afterwards, unless nothing was sent.
+    /// is the first parked one. If something was sent, the FIFO moves to the part of the list to
+    /// which it belongs then, without a further visit if the row shows that.
     fn serve_row(
         &mut self,
         network: &mut NetworkUnit,
@@ -104,11 +115,23 @@ impl Unit {
         // Parked FIFOs follow the ready ones in the list.
         let index = if *candidates == 1 { 0 } else { self.active.count_ready(priority) };
         let Some(fifo) = self.active.get(priority, index) else { return 0 };
-        let sent = self.send_row(network, context, fifo, limit);
-        if sent > 0 && *candidates == 0 {
+        let SentRow { messages, end } = self.send_row(network, context, fifo, limit);
+        if messages == 0 {
+            return 0;
+        }
+
+        if *candidates == 0 {
             self.make_candidate(priority, index, candidates);
         }
-        sent
+        match end {
+            RowEnd::Empty => self.place_candidate(Served::Inactive, fifo, priority, 0, candidates),
+            RowEnd::Full(map) => {
+                self.counters[counter::SEND_WAITS] += 1;
+                self.place_candidate(Served::Full(map), fifo, priority, 0, candidates);
+            }
+            RowEnd::Unknown => {}
+        }
+        messages
     }
 
     /// Serves the FIFO at an index of a list, and moves it to the part of the list to which it
@@ -132,6 +155,18 @@ impl Unit {
             self.place_candidate(served, fifo, priority, index, candidates);
         }
         served
+    }
+
+    /// Removes the only candidate of a priority if it has no more descriptors, so that no further
+    /// visit has to find that out.
+    fn remove_if_empty(&mut self, priority: Priority, candidates: &mut usize) {
+        let Some(fifo) = self.active.get(priority, 0).filter(|_| *candidates == 1) else { return };
+        let (subgroup_id, index) = subgroup_and_index(fifo);
+        let Some(subgroup) = self.subgroups.get(subgroup_id) else { return };
+        let InjectionFifo { state, ring, .. } = &subgroup.injection[index];
+        if matches!(state, Injection::Waiting) && ring.is_empty() {
+            self.place_candidate(Served::Inactive, fifo, priority, 0, candidates);
+        }
     }
 
     /// Moves a candidate that was served, unless it stays a candidate.

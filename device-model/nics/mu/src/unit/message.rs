@@ -244,6 +244,13 @@ impl<'a> KnownTemplate<'a> {
         self.template.route
     }
 
+    /// Returns the message of a descriptor that has the same template. Returns `None` if a check of
+    /// its other fields refuses it.
+    #[inline]
+    pub(crate) fn message(&self, descriptor: &Descriptor) -> Option<Message> {
+        Message::of_template(descriptor, self.template).ok()
+    }
+
     /// Returns the template if a descriptor has the same one.
     #[inline(always)]
     pub(crate) fn if_same(&self, descriptor: &Descriptor, is_system: bool) -> Option<&'a Template> {

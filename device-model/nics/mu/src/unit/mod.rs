@@ -15,7 +15,8 @@
 //! | `subgroups`, `subgroup`, `ring`, `page` | the state of clients, and what their mirrors show |
 //! | `active`, `arbitrate` | injection FIFOs with descriptors, and the choice among them |
 //! | `message`, `inject` | descriptors, and the injection engines |
-//! | `rows` | packets of one FIFO with which no other competes |
+//! | `rows` | messages of one injection FIFO with which no other competes |
+//! | `deposits` | packets for one reception FIFO that follow each other |
 //! | `receive`, `waits` | the reception engines, and the FIFOs in memory that they wait for |
 //! | `put`, `drops` | direct puts, and packets that are dropped |
 //! | `memory`, `view`, `atomic`, `reference` | client memory, and packets that refer to it |
@@ -34,6 +35,7 @@ mod arbitrate;
 mod atomic;
 mod barriers;
 mod control;
+mod deposits;
 mod drops;
 mod errors;
 mod globals;

@@ -141,7 +141,7 @@ impl Unit {
     }
 
     /// Checks a packet, and delivers it according to its type.
-    fn deliver(
+    pub(super) fn deliver(
         &mut self,
         context: &mut Context<'_>,
         engine: u8,
