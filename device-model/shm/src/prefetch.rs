@@ -1,7 +1,7 @@
 //! Hints that memory is needed soon.
 //!
-//! UNSAFETY: a prefetch instruction takes an address and does nothing but load caches. It neither
-//! faults nor reads a value, whatever the address is.
+//! UNSAFETY: a prefetch instruction takes an address, and moves the line between caches. It neither
+//! faults nor reads or changes a value, whatever the address is.
 #![allow(unsafe_code)]
 
 /// Bytes of a cache line.

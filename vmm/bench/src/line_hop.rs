@@ -40,7 +40,7 @@ impl Line {
     fn wait_for(&self, count: u64) -> bool {
         let mut deadline = None;
         loop {
-            // Without a pause, which takes as long as a near line.
+            // A pause between the loads would take as long as a line of a near processor.
             for _ in 0..LOADS {
                 if self.0.load(Ordering::Acquire) == count {
                     return true;
@@ -56,17 +56,18 @@ impl Line {
 }
 
 /// Measures `samples` times the mean of one way of a cache line, between this thread and one on
-/// `processor` or anywhere.
+/// `processor`. Measures nothing without one, because the threads might then share a processor.
 ///
 /// # Errors
 /// Returns an error when there is no thread to be had, or it does not answer.
 pub fn measure(processor: Option<usize>, samples: u32) -> Result<Measurement, Failure> {
+    let Some(processor) = processor else { return Ok(Measurement::default()) };
     let line = Arc::new(Line::default());
     let round_trips = u64::from(samples) * u64::from(ROUND_TRIPS);
     let partner = thread::Builder::new().name("partner".into()).spawn({
         let line = Arc::clone(&line);
         move || {
-            processor.map_or(Ok(()), pin)?;
+            pin(processor)?;
             Ok((0..round_trips).all(|trip| {
                 let has_come = line.wait_for(2 * trip + 1);
                 line.0.store(2 * trip + 2, Ordering::Release);
@@ -99,10 +100,11 @@ pub fn measure(processor: Option<usize>, samples: u32) -> Result<Measurement, Fa
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::placement::processors;
 
     #[test]
     fn a_line_goes_there_and_back() {
-        let measurement = measure(None, 3).unwrap();
+        let measurement = measure(Some(processors().unwrap()[0]), 3).unwrap();
 
         assert_eq!(measurement.samples.len(), 3);
         assert!(measurement.samples.percentile(50.0) > 0.0);

@@ -27,7 +27,7 @@ pub(crate) struct Companions {
     companions: Vec<NamedCompanion>,
     /// The flags of the companions, by their index in `companions`.
     companion_flags: FlagGroups,
-    /// Functions of the last [`Companions::take_woken`], in the order of its calls.
+    /// The functions of the last [`Companions::take_woken`], each once.
     woken: Vec<FunctionId>,
     /// A companion has been started on a thread.
     has_threads: bool,
@@ -192,13 +192,16 @@ impl Companions {
                 wake(entry.function);
             }
         });
+
+        // A function may have several companions.
+        woken.sort_unstable();
+        woken.dedup();
     }
 
-    /// Returns a function of the last [`Companions::take_woken`], by its place in the order of the
-    /// calls.
+    /// Returns the functions of the last [`Companions::take_woken`], each once.
     #[inline]
-    pub(crate) fn woken(&self, index: usize) -> Option<FunctionId> {
-        self.woken.get(index).copied()
+    pub(crate) fn woken(&self) -> &[FunctionId] {
+        &self.woken
     }
 
     /// Checks the threads if that is due: declares those hung that have been in one poll for too

@@ -40,7 +40,11 @@ pub(super) struct TermState {
 
 impl Term {
     /// Returns a term whose leases packets may refer to. `function` is woken when the last of the
-    /// packets that refer to a lease is recycled ([`crate::fabric::Ports::recycle`]).
+    /// packets that refer to a lease is recycled by [`crate::fabric::Ports::recycle`].
+    ///
+    /// The function keeps one handle of each lease, because a recycled packet is the last one if
+    /// two handles are left. Packets that are lost, dropped with a device, or taken by
+    /// [`crate::fabric::Ports::take_while`] do not wake the function, so it also looks by a timer.
     #[must_use]
     pub fn waking(function: FunctionId) -> Self {
         Self(Arc::new(TermState { waiting: Some(function), ..TermState::default() }))

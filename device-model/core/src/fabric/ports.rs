@@ -8,7 +8,8 @@ use super::{
 };
 use crate::{ids::FunctionId, time::Nanos};
 
-/// Number of handles of a lease to which one packet refers: the packet's and its function's.
+/// Number of handles of a lease to which one packet refers: the packet's, and that of the function
+/// of [`crate::dma::Term::waking`].
 const LAST_REFERENCE: usize = 2;
 
 /// The ports and wires of a function, for one call of its device.
@@ -426,7 +427,7 @@ impl<'a> Ports<'a> {
     }
 
     /// Returns a packet's buffer to the pool. If it was the last packet that refers to a lease of
-    /// [`crate::dma::Term::waking`], its function is woken.
+    /// [`crate::dma::Term::waking`], this wakes the function that the lease's term names.
     #[inline]
     pub fn recycle(&mut self, packet: Packet) {
         if let Some(memory) = &packet.memory

@@ -9,9 +9,10 @@ use crate::{
     time::Nanos,
 };
 
-/// Maximum number of rounds in a step. A round is a poll of the companions, and a turn of each
-/// function that they have woken.
-const ROUNDS: u32 = 8;
+/// Maximum number of polls of the companions in a step: a message between two SeaStars takes up to
+/// seven. Each poll after the first, and each turn between polls, has this part of the step's
+/// budget, so that all of them together have no more than one turn.
+const POLLS: u32 = 8;
 
 impl Machine {
     /// Sets where companions run. The holder of the machine calls this before it drives it; a
@@ -39,9 +40,9 @@ impl Machine {
     /// they have sent events. Returns whether there is more work at once.
     ///
     /// A companion and its device often answer each other several times for one packet. The
-    /// functions that the companions have woken thus have turns in this step, and the companions
-    /// are polled again, in at most [`ROUNDS`] rounds. Otherwise each answer would take a step,
-    /// with turns of all hot functions.
+    /// functions that the companions have woken thus have short turns in this step, and the
+    /// companions are polled again, at most [`POLLS`] times in all. Otherwise each answer would
+    /// take a step, with turns of all hot functions.
     #[cold]
     pub(super) fn step_companions(&mut self, budget: u32) -> bool {
         let companions = &mut self.shared.companions;
@@ -49,30 +50,32 @@ impl Machine {
         companions.supervise(self.shared.now);
 
         let mut busy = self.poll_companions(budget);
-        for _ in 1..ROUNDS {
-            self.run_answered(budget);
-            if !self.shared.companions.has_work() {
+        let short = (budget / POLLS).max(1);
+        for _ in 1..POLLS {
+            self.run_woken_by_companions(short);
+            if self.shared.touched >= MAX_TOUCHED || !self.shared.companions.has_work() {
                 break;
             }
-            busy |= self.poll_companions(budget);
+            busy |= self.poll_companions(short);
         }
         busy
     }
 
     /// Runs a turn of each function that the last poll of the companions has woken, while DMA has
     /// touched less than [`MAX_TOUCHED`] in this step. The next step runs the others.
-    fn run_answered(&mut self, budget: u32) {
+    fn run_woken_by_companions(&mut self, budget: u32) {
         let mut next = 0;
         // After the panic of a device, the turns of the others follow.
-        while self.guarded(|machine| machine.run_answered_from(&mut next, budget)).is_err() {
+        while self.guarded(|machine| machine.run_woken_from(&mut next, budget)).is_err() {
             while self.guarded(Self::wake_for_fabric).is_err() {}
         }
     }
 
-    /// Does the work of [`Machine::run_answered`] from an index of the list on, and advances it.
-    fn run_answered_from(&mut self, next: &mut usize, budget: u32) {
+    /// Does the work of [`Machine::run_woken_by_companions`] from an index of the list on, and
+    /// advances the index.
+    fn run_woken_from(&mut self, next: &mut usize, budget: u32) {
         while self.shared.touched < MAX_TOUCHED
-            && let Some(function) = self.shared.companions.woken(*next)
+            && let Some(&function) = self.shared.companions.woken().get(*next)
         {
             *next += 1;
             if let Some(mut active) = self.active(function) {

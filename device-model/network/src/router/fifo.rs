@@ -184,7 +184,7 @@ impl<K: RoutedPacket> ReceptionFifo<K> {
     }
 
     /// Takes back the record of a packet that has not passed.
-    pub(super) fn uncount_bypassed(&mut self, bytes: u32) {
+    pub(super) fn remove_bypassed(&mut self, bytes: u32) {
         self.bypassed.packets -= 1;
         self.bypassed.bytes -= u64::from(bytes);
         self.bytes -= bytes;

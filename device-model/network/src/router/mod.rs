@@ -348,9 +348,9 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         self.heads.decided == 0 && self.fifos.waiting == 0 && self.fifos.complete == Nanos::NEVER
     }
 
-    /// Returns whether all packets that have a decision wait for outputs that have not become free
-    /// since the last [`Router::step`], and there are no others except those that arrive. A step
-    /// then finds nothing to do, unless a packet arrives.
+    /// Returns whether [`Router::step`] finds nothing to do unless a packet arrives: all packets
+    /// that have a decision wait for outputs, of which none has become free since the last step,
+    /// and no packet waits in an injection FIFO or is on its way into a reception FIFO.
     #[inline]
     pub fn is_stalled<L: Links<Packet = K>>(&self, ports: &L) -> bool {
         let Heads { decided, local, dropped, .. } = self.heads;

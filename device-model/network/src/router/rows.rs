@@ -127,6 +127,7 @@ impl<P: Policy> Router<P> {
 
     /// Takes the first packet of the link, which is counted as those of [`Router::bypass_row`] are.
     /// Returns `None` if `is_wanted` returns false for it, or it can't bypass the FIFO.
+    /// [`Router::end_bypass`] must follow.
     #[inline]
     pub fn bypass_one(
         &mut self,
@@ -151,11 +152,12 @@ impl<P: Policy> Router<P> {
     }
 
     /// Puts the packet that [`Router::bypass_one`] has returned last into the FIFO, because the
-    /// device can't use it now. No packet behind it may bypass the FIFO then.
+    /// device can't use it now. The caller does so before [`Router::end_bypass`], and lets no
+    /// packet behind it bypass the FIFO.
     #[cold]
-    pub fn end_in_fifo(&mut self, bypass: &Bypass, packet: Packet, now: Nanos) {
+    pub fn put_in_fifo(&mut self, bypass: &Bypass, packet: Packet, now: Nanos) {
         let Some(queue) = self.fifos.reception.get_mut(usize::from(bypass.fifo)) else { return };
-        queue.uncount_bypassed(packet.wire_bytes());
+        queue.remove_bypassed(packet.wire_bytes());
         queue.push(packet, now, now);
         self.fifos.received |= 1 << bypass.fifo;
     }

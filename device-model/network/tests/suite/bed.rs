@@ -148,7 +148,7 @@ impl<P: Policy + Send> RouterNode<P> {
             if let Some(packet) = one {
                 let (mark, bytes) = (mark_of(&packet), packet.len());
                 if mark.is_multiple_of(refused) {
-                    self.router.end_in_fifo(&bypass, packet, now);
+                    self.router.put_in_fifo(&bypass, packet, now);
                     kept = 1;
                     break;
                 }

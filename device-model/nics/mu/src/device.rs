@@ -82,8 +82,9 @@ impl MessageUnit {
             if total >= budget {
                 return moved > 0 || has_more;
             }
-            // The injection FIFOs have no more room than before, and the reception FIFOs no more
-            // packets.
+            // Another round would find nothing: either the injection FIFOs have no more room than
+            // before, and the reception FIFOs no more packets, or the network is empty, and no
+            // descriptor waits.
             if routed + received == 0 || is_settled && !has_more && !self.unit.has_descriptors() {
                 return has_more;
             }
@@ -164,7 +165,7 @@ struct Round {
     received: u32,
     /// The network has more packets to move.
     has_more: bool,
-    /// The network has no packet left that the round has not received.
+    /// The network was found to have no packet left. False also if that was not examined.
     is_settled: bool,
 }
 

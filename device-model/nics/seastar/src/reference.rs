@@ -103,7 +103,8 @@ impl Current {
 }
 
 impl ReferencedMemory {
-    /// Returns no memory yet. `function` is woken when no packet refers to a lease any more.
+    /// Returns an object without memory. `function` is woken when no packet refers to a lease any
+    /// more.
     pub(crate) fn new(function: FunctionId) -> Self {
         Self { term: Term::waking(function), current: None, earlier: Vec::new() }
     }

@@ -89,7 +89,7 @@ pub(crate) enum NextPacket {
 }
 
 impl Service {
-    /// Begins a message of the function's client.
+    /// Begins a message. `function` is woken when its packets no longer refer to client memory.
     pub(crate) fn new(job: Job, parts: &Parts, function: FunctionId) -> Self {
         let cursor = Cursor::new(&job.message.pieces, job.latest_tenant);
         let has_check = parts.site.options.end_to_end_crc == Some(true);

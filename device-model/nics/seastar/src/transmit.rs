@@ -243,7 +243,7 @@ impl Transmitter {
         self.draining.iter().any(|message| message.is_over(now))
     }
 
-    /// Returns whether the engine has nothing to do. It may wait for packets that refer to client
+    /// Returns whether the engine has nothing to do, or only waits for packets that refer to client
     /// memory.
     #[inline]
     pub(crate) fn is_idle(&self, now: Nanos) -> bool {

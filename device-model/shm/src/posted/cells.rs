@@ -16,8 +16,8 @@ use crate::window::Window;
 
 /// Distance in cells at which a producer requests a cell before it writes it.
 ///
-/// Stores become visible in program order. One to a cell whose line the consumer's processor has
-/// waits for the line, and all later stores of the producer's program wait behind it, until the
+/// Stores become visible in program order. A store to a cell waits for the cache line if the
+/// consumer's processor has it, and all later stores of the producer wait behind it, until its
 /// processor has no room for more of them. At 16 cells ahead, a line that takes 230 ns from another
 /// processor is there in time for a producer that takes 14 ns a record.
 const CELLS_AHEAD: u32 = 16;

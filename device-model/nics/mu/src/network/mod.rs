@@ -301,9 +301,9 @@ impl NetworkUnit {
         self.router.bypass_one(ports, bypass, is_put)
     }
 
-    /// Puts a packet into its FIFO as [`Router::end_in_fifo`] does.
-    pub(crate) fn end_in_fifo(&mut self, bypass: &Bypass, packet: Packet, now: Nanos) {
-        self.router.end_in_fifo(bypass, packet, now);
+    /// Puts a packet into its FIFO as [`Router::put_in_fifo`] does.
+    pub(crate) fn put_in_fifo(&mut self, bypass: &Bypass, packet: Packet, now: Nanos) {
+        self.router.put_in_fifo(bypass, packet, now);
     }
 
     /// Frees the places of the packets that have bypassed their FIFO.

@@ -162,9 +162,10 @@ impl Policy for NodePolicy {
 #[derive(Clone, Copy, Debug)]
 struct Decided {
     word: u64,
-    /// The virtual channel of a packet from a link. The injection FIFO of a packet of the device
-    /// has no part in a decision, and messages that may take several change it all the time.
-    from: Option<Source>,
+    /// The port and virtual channel of a packet from a link; `None` for a packet of the device. Its
+    /// injection FIFO has no part in a decision, and messages that may take several FIFOs take them
+    /// in turns.
+    link: Option<Source>,
     decision: Decision,
 }
 
@@ -206,10 +207,10 @@ impl Policy for CachingPolicy {
             Source::Link { .. } => (&self.of_links, Some(from)),
         };
         match cache.get() {
-            Some(decided) if decided.word == word && decided.from == link => decided.decision,
+            Some(decided) if decided.word == word && decided.link == link => decided.decision,
             _ => {
                 let decision = self.policy.decide(word, from);
-                cache.set(Some(Decided { word, from: link, decision }));
+                cache.set(Some(Decided { word, link, decision }));
                 decision
             }
         }

@@ -103,7 +103,7 @@ impl Unit {
     /// Sends messages of the only FIFO of a priority that can proceed, at most `limit`. Returns
     /// their number. `candidates` is 1 if the FIFO is the first of the priority's list, or 0 if it
     /// is the first parked one. If something was sent, the FIFO moves to the part of the list to
-    /// which it belongs then, without a further visit if the row shows that.
+    /// which it belongs then, at once if the row shows which one that is, else at the next visit.
     fn serve_row(
         &mut self,
         network: &mut NetworkUnit,

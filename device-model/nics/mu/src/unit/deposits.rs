@@ -7,8 +7,8 @@
 //! a client, moved tails. May touch: client memory by views, network FIFOs.
 //!
 //! Rows have packets for one user's FIFO, in memory that its view holds. Everything else ends a row
-//! and is left to `receive`, and so are all faults. Puts that bypass their network FIFO are
-//! delivered as those in it are.
+//! and is left to `receive`, and so are all faults of packets for FIFOs. A put that bypasses its
+//! network FIFO is delivered by `deliver`, faults included, as `receive` delivers one from the FIFO.
 
 use nicforge_core::{
     context::Context,
@@ -197,7 +197,7 @@ impl Unit {
             }
             // The reception engine tries it again from its FIFO.
             Err(Undelivered::Full(_) | Undelivered::Contended) => {
-                network.end_in_fifo(bypass, packet, context.now());
+                network.put_in_fifo(bypass, packet, context.now());
                 false
             }
         }

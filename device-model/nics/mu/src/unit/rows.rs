@@ -88,7 +88,7 @@ pub(super) enum RowEnd {
     /// The next message has been fetched, and these network FIFOs, to which it may go, have no
     /// room.
     Full(u16),
-    /// It has to be served to find out, or has spent its budget and stays a candidate.
+    /// The FIFO has to be served to find out, or has spent its budget and stays a candidate.
     Unknown,
 }
 
@@ -269,8 +269,8 @@ impl Unit {
         let (sent, refused) = network.inject_row(engine, route, now, next_packet);
 
         let is_full = sent < limit && network.room(engines, now) == 0;
-        let held = if is_full { sender.fetch_like_last() } else { None };
-        let end = if held.is_some() {
+        let fetched = if is_full { sender.fetch_like_last() } else { None };
+        let end = if fetched.is_some() {
             RowEnd::Full(route.fifos())
         } else if sent < limit && sender.ring.is_empty() {
             RowEnd::Empty
@@ -284,7 +284,7 @@ impl Unit {
         }
         if sent > 0 {
             // The row began with the last packet of the message in service, if there was one.
-            match held {
+            match fetched {
                 Some(message) => *state = Injection::Sending(message),
                 None if in_service.is_none() => *state = Injection::Waiting,
                 None => {}
