@@ -279,7 +279,7 @@ impl Unit {
         let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return Served::Inactive };
         let Some(reference) = &mut subgroup.injection[index].reference else { return Served::Inactive };
         if !reference.is_received() {
-            // No event reports that another device has recycled a packet, so this one polls.
+            // The lease's term names no function to wake (`Term::waking`), so this one polls.
             let delay = reference.next_poll_delay();
             context.wake_at(context.now().after(delay));
             return Served::Blocked;
