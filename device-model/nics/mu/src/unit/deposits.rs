@@ -8,7 +8,7 @@
 //!
 //! Rows have packets for one user's FIFO, in memory that its view holds. Everything else ends a row
 //! and is left to `receive`, and so are all faults of packets for FIFOs. A put that bypasses its
-//! network FIFO is delivered by `deliver`, faults included, as `receive` delivers one from the FIFO.
+//! network FIFO is delivered by `deliver`, faults included, like those that `receive` takes.
 
 use nicforge_core::{
     context::Context,
