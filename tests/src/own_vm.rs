@@ -127,6 +127,13 @@ pub fn qemu_config(socket: impl Fn(&str, &str) -> PathBuf) -> GuestConfig {
     common(config).accelerator(Accelerator::Kvm).processors(1)
 }
 
+/// Returns the configuration of a guest of our own virtual machine with the functions of QEMU's, by
+/// which the times of both virtual machines until the first instruction are compared.
+pub fn config_like_qemus(socket: impl Fn(&str, &str) -> PathBuf) -> GuestConfig {
+    let config = guest::config(NAME, GuestDoor::Own, sockets(&QEMU_ATTACHMENTS, socket));
+    common(config).processors(1)
+}
+
 /// Adds what both guests have.
 fn common(config: GuestConfig) -> GuestConfig {
     let config = config.memory(MEMORY).module("virtio_pci").module("virtio_net");

@@ -10,9 +10,12 @@ use crate::{
 };
 
 /// Maximum number of polls of the companions in a step: a message between two SeaStars takes up to
-/// seven. Each poll after the first, and each turn between polls, has this part of the step's
-/// budget, so that all of them together have no more than one turn.
+/// seven.
 const POLLS: u32 = 8;
+/// The part of a step's budget that each poll after the first has, and each turn between polls: a
+/// quarter. All of them together thus have less than two turns, and a client that keeps its device
+/// busy has less than three in a step.
+const SHARE: u32 = 4;
 
 impl Machine {
     /// Sets where companions run. The holder of the machine calls this before it drives it; a
@@ -50,7 +53,7 @@ impl Machine {
         companions.supervise(self.shared.now);
 
         let mut busy = self.poll_companions(budget);
-        let short = (budget / POLLS).max(1);
+        let short = (budget / SHARE).max(1);
         for _ in 1..POLLS {
             self.run_woken_by_companions(short);
             if self.shared.touched >= MAX_TOUCHED || !self.shared.companions.has_work() {

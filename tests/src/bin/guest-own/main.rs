@@ -40,7 +40,7 @@ use nicforge_tests::{
 };
 
 use self::{
-    costs::{COUNTERS, set_up},
+    costs::{COUNTERS, set_up_in_turns},
     steps::{STEPS, Step},
 };
 
@@ -60,7 +60,7 @@ struct Scene {
     own: GuestConfig,
     qemu: GuestConfig,
     logs: PathBuf,
-    /// Times from the start of the guests' machines to their first exit.
+    /// Times from the start of the two machines, with the same functions, to their first exit.
     set_up: [Duration; 2],
     bytes: u64,
     posts: u64,
@@ -90,7 +90,8 @@ fn main() {
     let prepared = prepared.unwrap_or_else(|error| panic!("{error}"));
     let socket = |function: &str, attachment: &str| served.socket(function, attachment);
     let (own, qemu) = (own_vm::config(socket), own_vm::qemu_config(socket));
-    let set_up = [&own, &qemu].map(|config| set_up(&served, &prepared, config));
+    let alike = [own_vm::config_like_qemus(socket), qemu.clone()];
+    let set_up = set_up_in_turns(&served, &prepared, &alike);
     let bytes = bytes.parse().expect("a number of bytes");
     let posts = posts.parse().expect("a number of writes");
 

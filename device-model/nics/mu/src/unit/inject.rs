@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use nicforge_core::{context::Context, dma::DmaAccess, fabric::Packet};
+use nicforge_core::{context::Context, dma::Term, fabric::Packet};
 use nicforge_hwi::{
     mu::{DESCRIPTOR, INJECTION_FIFOS, fault},
     mu_dcr::{counter, error},
@@ -25,7 +25,7 @@ use super::{
     memory::{Memory, MemoryFault, Owner, fault_of},
     message::{Kind, Message, PayloadSource, Rejected},
     ranges::Access,
-    reference::{self, MAX_MAPPINGS, PayloadPlace, Reference},
+    reference::{self, CHECK_DELAY, MAX_MAPPINGS, PayloadPlace, Reference},
     subgroup::{Injection, InjectionFifo, owner_of},
 };
 use crate::network::NetworkUnit;
@@ -233,7 +233,11 @@ impl Unit {
             return None;
         }
 
-        let lease = context.dma_lease(owner.attachment, address, length, DmaAccess::Read).ok()?;
+        // The receiver of the last packet wakes this function.
+        let term = Term::waking(context.function());
+        let leased = context.dma_piece(owner.attachment, address, length, &term).ok()?;
+        let is_readable = leased.permission.read && leased.length == length;
+        let lease = leased.lease.filter(|_| is_readable)?;
         fifo.reference = Some(Reference::new(lease, address));
         fifo.reference.clone()
     }
@@ -276,12 +280,10 @@ impl Unit {
     /// Ends a message once all packets that refer to its payload have been received.
     fn drain(&mut self, context: &mut Context<'_>, fifo: u16) -> Served {
         let (subgroup_id, index) = subgroup_and_index(fifo);
-        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return Served::Inactive };
-        let Some(reference) = &mut subgroup.injection[index].reference else { return Served::Inactive };
+        let Some(subgroup) = self.subgroups.get(subgroup_id) else { return Served::Inactive };
+        let Some(reference) = &subgroup.injection[index].reference else { return Served::Inactive };
         if !reference.is_received() {
-            // The lease's term names no function to wake (`Term::waking`), so this one polls.
-            let delay = reference.next_poll_delay();
-            context.wake_at(context.now().after(delay));
+            context.wake_at(context.now().after(CHECK_DELAY));
             return Served::Blocked;
         }
 

@@ -22,11 +22,9 @@ pub(crate) const SHORTEST: u64 = 1 << 10;
 pub(crate) const MAX_MAPPINGS: usize = 256;
 /// Bytes of payload that count as one packet in the budget of a step.
 const BUDGET_UNIT: u32 = 8 << 10;
-/// First delay after which a sender polls whether its packets have been received, in nanoseconds.
-/// It doubles from poll to poll. A returned credit usually makes the sender poll earlier.
-const FIRST_POLL_DELAY: u64 = 1_000;
-/// Longest such delay.
-const MAX_POLL_DELAY: u64 = 64_000;
+/// Delay in nanoseconds after which a sender checks again whether its packets have been received.
+/// The receiver of the last packet wakes it earlier, unless a reset has discarded that packet.
+pub(crate) const CHECK_DELAY: u64 = 100_000_000;
 
 /// The payload of a message that is sent by references.
 #[derive(Clone, Debug)]
@@ -34,14 +32,12 @@ pub(crate) struct Reference {
     pub(crate) lease: Arc<DmaLease>,
     /// Address of the lease's first byte.
     pub(crate) start: u64,
-    /// Delay until the next poll, in nanoseconds.
-    poll_delay: u64,
 }
 
 impl Reference {
     /// Returns the reference to a lease at an address.
     pub(crate) fn new(lease: DmaLease, start: u64) -> Self {
-        Self { lease: Arc::new(lease), start, poll_delay: FIRST_POLL_DELAY }
+        Self { lease: Arc::new(lease), start }
     }
 
     /// Returns whether no packet refers to the payload any more.
@@ -53,13 +49,6 @@ impl Reference {
     /// Returns whether the payload could be read until now.
     pub(crate) fn is_valid(&self) -> bool {
         self.lease.read(0, &mut [0]).is_ok()
-    }
-
-    /// Returns the delay until the next poll, in nanoseconds, and doubles the one after it.
-    pub(crate) fn next_poll_delay(&mut self) -> u64 {
-        let delay = self.poll_delay;
-        self.poll_delay = (2 * delay).min(MAX_POLL_DELAY);
-        delay
     }
 }
 

@@ -89,6 +89,19 @@ fn the_descriptor_is_done_when_the_payload_has_been_read() {
 }
 
 #[test]
+fn the_end_of_a_put_needs_no_timer() {
+    let (mut rig, mut users) = Rig::pair();
+    for (done, length) in [(1, 1024), (2, 8192), (3, LONG)] {
+        users[1].write64(COUNTERS, length as u64);
+        users[0].inject(&mut rig.bed, 0, &WAY.put(0, 0, 0, PAYLOAD, length));
+        rig.bed.rescan();
+        // No timer fires in this call.
+        rig.bed.run_until_idle();
+        assert_eq!((users[0].done(0), users[1].read64(COUNTERS)), (done, 0), "{length}");
+    }
+}
+
+#[test]
 fn payload_that_is_unmapped_on_the_way_stops_the_fifo() {
     let (mut rig, mut users) = Rig::pair();
     let (address, length) = (0x4000_0000, 3 * LONG);
