@@ -17,8 +17,11 @@ use nicforge_core::{
         Companion, CompanionEnd, CompanionError, CompanionMode, CompanionReport, CompanionSpec,
         CompanionStatus, DeviceEnd, Halt, MAX_ABANDONED, MAX_COMPANIONS, MAX_MESSAGES, SendError,
     },
-    device::Progress,
+    context::Context,
+    device::{Device, Progress, Reset, Write},
+    ids::{Address, AttachmentId},
     machine::{Machine, Next},
+    spec::FunctionSpec,
     time::Nanos,
 };
 
@@ -252,6 +255,53 @@ fn device_has_a_turn_in_the_step_that_polls_its_companion() {
 
     assert!(rig.probe.steps() > 0, "the device was not called for the event");
     assert_eq!(end.receive(), Some(7));
+}
+
+/// A device that answers each event of its companion with a command, so that both have work for
+/// ever.
+struct Insatiable {
+    end: Option<End>,
+    /// The budgets of its turns.
+    budgets: Arc<Mutex<Vec<u32>>>,
+}
+
+impl Device for Insatiable {
+    fn spec(&self) -> FunctionSpec {
+        spec()
+    }
+
+    fn read(&mut self, _: &mut Context<'_>, _: AttachmentId, _: Address, _: &mut [u8]) {}
+
+    fn write(&mut self, _: &mut Context<'_>, _: AttachmentId, _: Address, _: &[u8]) -> Write {
+        Write::Accepted
+    }
+
+    fn reset(&mut self, _: &mut Context<'_>, _: Reset) {}
+
+    fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
+        self.budgets.lock().unwrap().push(budget);
+        let end = self.end.get_or_insert_with(|| context.start_companion(SPEC, Echo::default()).unwrap());
+        end.receive();
+        assert!(end.send(Order::Send(7)).is_ok());
+        Progress::Idle
+    }
+}
+
+#[test]
+fn turns_for_companions_take_less_than_two_budgets_of_a_step() {
+    const BUDGET: u32 = 64;
+    let (mut machine, budgets) = (Machine::new(), Arc::<Mutex<Vec<u32>>>::default());
+    let device = Insatiable { end: None, budgets: Arc::clone(&budgets) };
+    let function = machine.add_function("insatiable", Box::new(device)).unwrap();
+    machine.wake(function);
+
+    for step in 0..10 {
+        assert_eq!(machine.step(Nanos(step), BUDGET), Next::Now);
+        let turns = std::mem::take(&mut *budgets.lock().unwrap());
+        let (first, short) = turns.split_first().unwrap();
+        assert_eq!(*first, BUDGET, "step {step}");
+        assert!(!short.is_empty() && short.iter().sum::<u32>() < 2 * BUDGET, "step {step}: {turns:?}");
+    }
 }
 
 #[test]
