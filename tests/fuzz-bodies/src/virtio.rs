@@ -97,8 +97,10 @@ fn act(net: &mut Net, input: &mut Input<'_>) {
         }
         8 => net.write(VICTIM, 0, NOTIFY + 4 * u64::from(input.below(3)), &[0, 0]),
         9 => {
-            let address = MacAddress::derived(input.below(3));
-            net.send(OTHER, address, input.below(1600) as usize);
+            let (address, length) = (MacAddress::derived(input.below(3)), input.below(1600) as usize);
+            if net.may_send(OTHER) {
+                net.send(OTHER, address, length);
+            }
         }
         10 => remap(net, input),
         11 => {
@@ -288,6 +290,15 @@ impl Net {
         let index = memory.whole().load_u16_relaxed(ring + 2).unwrap();
         memory.write(ring + 4 + 2 * u64::from(index % ENTRIES), &entry.to_le_bytes()).unwrap();
         memory.write(ring + 2, &index.wrapping_add(1).to_le_bytes()).unwrap();
+    }
+
+    /// Returns whether the transmit queue has room for a further entry. A driver that offers more
+    /// breaks the rules.
+    fn may_send(&self, nic: FunctionId) -> bool {
+        let memory = self.memories[nic.0 as usize].whole();
+        let [offered, used] =
+            [AVAILABLE, USED].map(|ring| memory.load_u16_relaxed(HALF + ring + 2).unwrap());
+        offered.wrapping_sub(used) < ENTRIES
     }
 
     /// Sends a frame of `length` bytes from entry 0 of the transmit queue.
