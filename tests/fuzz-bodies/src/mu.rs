@@ -22,6 +22,8 @@ use crate::{input::Input, world};
 
 /// Maximum number of actions in one input.
 const MAX: usize = 200;
+/// Steps after which all packets of software that is gone have arrived.
+const MANY_STEPS: u32 = 1000;
 /// Time limit of operations that must succeed.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Bytes of a client's memory.
@@ -295,6 +297,9 @@ pub fn body(data: &[u8]) {
     // A packet that waits for the hostile software's own FIFOs may be in front of others, as on
     // Blue Gene/Q. It is gone with the software.
     drop(hostile);
+    // Puts of the hostile software to offered memory may be on their way. They must not meet the
+    // messages, whose counters and data they change.
+    machine.settle(MANY_STEPS);
     (0..5).for_each(|_| traffic.transfer(0));
     drop(traffic);
     let mut next = Traffic::new(&machine, 1);
