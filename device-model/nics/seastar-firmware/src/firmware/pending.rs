@@ -19,7 +19,7 @@ const CHAINS: usize = 256;
 /// The part of the firmware that waits for the end of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// None: the process has ended, and the message is sent without its data.
+    /// None: the process has ended.
     Gone,
     /// The kernel, which knows the message by this name.
     Kernel { token: u32 },
@@ -42,6 +42,9 @@ pub(super) struct Pending {
     pub(super) quota: Quota,
     /// Its memory could not be read.
     pub(super) has_fault: bool,
+    /// The process that sends it has ended. Further transmissions carry no data: they would have
+    /// those of the process's successor.
+    pub(super) process_has_ended: bool,
     /// The next entry of its chain in the hash table.
     chain: u16,
 }
@@ -128,7 +131,9 @@ impl Pendings {
         let head = self.chains.get_mut(chain_of(node, flight.sequence()))?;
         let chain = core::mem::replace(head, index);
         let entry = self.entries.get_mut(usize::from(index))?;
-        *entry = Some(Pending { flight, node, packet, pieces, owner, quota, has_fault: false, chain });
+        let (has_fault, process_has_ended) = (false, false);
+        *entry =
+            Some(Pending { flight, node, packet, pieces, owner, quota, has_fault, process_has_ended, chain });
         Some(Slot(index))
     }
 

@@ -118,6 +118,48 @@ fn memory_that_cannot_be_accessed_fails_the_message_at_both_ends() {
 }
 
 #[test]
+fn message_of_a_process_that_has_ended_carries_nothing_of_its_successor() {
+    const CLIENT: u16 = 2;
+    // The sender's timer never lets the network come to rest while a message waits.
+    let run = |network: &mut Network| {
+        for _ in 0..1000 {
+            network.step();
+        }
+    };
+    let mut network = started();
+    network.attach(0, CLIENT);
+    network.nodes[0].chip.memory(CLIENT)[SEND as usize..][..600].fill(0x42);
+
+    // The receiver has no place for further events, so that the last message waits at the sender.
+    for token in 0..KERNEL_EVENTS {
+        let filler = KernelCommand { target: 1, ..Network::host_send(token, 1, 1, SEND, 8) };
+        assert_eq!(network.kernel(0, filler).code, code::OK);
+        run(&mut network);
+        network.kernel_events(0);
+    }
+    let mut send = KernelCommand { target: 1, ..Network::host_send(77, 1, 1, SEND, 600) };
+    send.pieces[0].attachment = CLIENT;
+    assert_eq!(network.kernel(0, send).code, code::OK);
+    run(&mut network);
+    assert!(network.kernel_events(0).is_empty());
+
+    // The process is replaced by another one, which has other data at the same address.
+    network.detach(0, CLIENT);
+    run(&mut network);
+    network.attach(0, CLIENT);
+    network.nodes[0].chip.memory(CLIENT)[SEND as usize..][..600].fill(0xcc);
+    assert_eq!(network.kernel_events(1).len(), KERNEL_EVENTS as usize);
+    let take = KernelCommand { kind: kernel_command::TAKE, ..KernelCommand::default() };
+    assert_eq!(network.kernel(1, take).code, code::OK);
+    network.settle();
+
+    assert!(network.kernel_events(1).is_empty(), "the message arrived");
+    let ended = network.kernel_events(0);
+    assert_eq!(summary(&ended), [(kernel_event::SENT, 0, failure::MEMORY)]);
+    assert_eq!(ended[0].token, 77);
+}
+
+#[test]
 fn message_without_a_place_for_its_event_waits_at_the_sender() {
     let mut network = started();
     let count = KERNEL_EVENTS + 10;

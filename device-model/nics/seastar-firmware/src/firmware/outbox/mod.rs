@@ -20,7 +20,7 @@ use self::send_queues::{SendQueue, WorkState};
 use super::{
     Settings,
     pairs::{MessageNumber, Pairs},
-    pending::{NONE, Owner, Pendings, Quota, Removed},
+    pending::{NONE, Owner, Pending, Pendings, Quota, Removed},
 };
 use crate::{
     chip::{Channel, Incarnation, Pieces, TransferStatus, Transmission, Transmit},
@@ -264,15 +264,14 @@ impl Outbox {
         }
     }
 
-    /// Takes the messages of a process that has ended from it. Returns the number of entries of the
-    /// pool that were visited.
+    /// Takes the messages of a process that has ended from it. Those that the kernel sends for the
+    /// process stay the kernel's, which still awaits their ends. Returns the number of entries of
+    /// the pool that were visited.
     pub(super) fn detach(&mut self, process: u16) -> usize {
-        for pending in self.pendings.iter_mut() {
-            let sender = match pending.owner {
-                Owner::Operation { process, .. } | Owner::Acknowledgement { process } => Some(process),
-                Owner::Gone | Owner::Kernel { .. } => None,
-            };
-            if sender == Some(process) {
+        let of_process = |pending: &&mut Pending| pending.packet.trusted.source_process == process;
+        for pending in self.pendings.iter_mut().filter(of_process) {
+            pending.process_has_ended = true;
+            if !matches!(pending.owner, Owner::Kernel { .. }) {
                 pending.owner = Owner::Gone;
             }
         }
@@ -350,7 +349,7 @@ impl Outbox {
     }
 
     /// Makes the transmission of a message that [`Outbox::step`] has returned. It carries no data
-    /// if the message's process has ended.
+    /// if the message's process has ended, which counts as a fault.
     #[inline]
     pub(super) fn make_transmission(
         &mut self,
@@ -358,10 +357,10 @@ impl Outbox {
         target_incarnation: Incarnation,
     ) -> Option<Transmit> {
         let pending = self.pendings.get_mut(slot)?;
-        if pending.owner == Owner::Gone {
+        pending.has_fault = pending.process_has_ended;
+        if pending.process_has_ended {
             pending.make_void();
         }
-        pending.has_fault = false;
 
         let flight = pending.flight();
         let mut flags = 0;
