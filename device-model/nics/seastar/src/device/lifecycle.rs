@@ -157,25 +157,28 @@ impl<P: Program + Send + 'static> SeaStar<P> {
 
     /// Reports the tenants of attachments that have changed to the firmware. Returns false if a
     /// report has to wait.
+    ///
+    /// The ends of all former tenants come first. Once the firmware has seen a tenant, its calls may
+    /// access those with lower numbers, so it must know by then whose place these have taken.
     #[cold]
     pub(super) fn report_tenants(&mut self, now: Nanos) -> bool {
         let Parts { firmware, tenants, .. } = &mut self.parts;
-        for (index, client) in self.clients.iter_mut().enumerate() {
-            let attachment_id = index as u16;
-            let number = tenants.number(AttachmentId(attachment_id));
-            if client.reported_tenant == number {
-                continue;
-            }
+        let number_of = |index: u16| tenants.number(AttachmentId(index));
 
-            if client.reported_tenant != 0 {
-                let event = Event::Detached { client: Client(attachment_id), epoch: client.reported_tenant };
-                if !firmware.send(now, event) {
+        for (index, client) in (0..).zip(&mut self.clients) {
+            let epoch = client.reported_tenant;
+            if epoch != 0 && epoch != number_of(index) {
+                if !firmware.send(now, Event::Detached { client: Client(index), epoch }) {
                     return false;
                 }
                 client.reported_tenant = 0;
             }
-            if number != 0 {
-                if !firmware.send(now, Event::Attached { client: Client(attachment_id), epoch: number }) {
+        }
+
+        for (index, client) in (0..).zip(&mut self.clients) {
+            let number = number_of(index);
+            if client.reported_tenant != number {
+                if !firmware.send(now, Event::Attached { client: Client(index), epoch: number }) {
                     return false;
                 }
                 client.reported_tenant = number;

@@ -171,6 +171,31 @@ fn answer_to_a_former_tenant_does_not_reach_the_next_one() {
 }
 
 #[test]
+fn firmware_sees_the_end_of_all_former_tenants_before_a_new_one() {
+    let mut rig = Rig::powered_on(CompanionMode::Stepped, &[2], Options::default());
+    let former = [1, 2].map(|attachment| User::attach(&mut rig.bed, rig.functions[0], attachment));
+    rig.settle();
+    rig.scripts[0].lock().events.clear();
+
+    // The tenant of attachment 2 comes before that of attachment 1, so that a firmware that knows
+    // the latter may access the memory of both.
+    for user in former.iter().rev() {
+        user.client.detach(&mut rig.bed);
+        User::attach(&mut rig.bed, rig.functions[0], user.client.attachment.0);
+    }
+    rig.settle();
+
+    let state = rig.scripts[0].lock();
+    let tenant = |event: &Event| match *event {
+        Event::Attached { client, .. } => Some((client.0, true)),
+        Event::Detached { client, .. } => Some((client.0, false)),
+        _ => None,
+    };
+    let tenants: Vec<_> = state.events.iter().filter_map(|(_, event)| tenant(event)).collect();
+    assert_eq!(tenants, [(1, false), (2, false), (1, true), (2, true)]);
+}
+
+#[test]
 fn host_writes_end_with_the_word_that_hands_them_over() {
     let mut rig = Rig::powered_on(CompanionMode::Stepped, &[2], Options::default());
     let interrupts = rig.kernels[0].client.bind_msix(&mut rig.bed);
