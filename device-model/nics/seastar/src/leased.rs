@@ -7,7 +7,7 @@ use nicforge_core::{
     ids::AttachmentId,
 };
 
-use crate::memory::HAND_OVER;
+use crate::{memory::HAND_OVER, reference::is_over};
 
 /// Maximum number of bytes of memory for events that are leased at once.
 const EVENT_LEASE: u64 = 64 << 10;
@@ -55,6 +55,13 @@ impl EventMemory {
             *self = Self::Unknown;
         }
         is_complete
+    }
+
+    /// Drops a lease that is over, and with it the memory's file.
+    pub(crate) fn release_if_over(&mut self) {
+        if matches!(self, Self::Leased(lease) if lease.is_over()) {
+            *self = Self::Unknown;
+        }
     }
 
     /// Returns the offset of a range, if it is in the lease.
@@ -132,6 +139,11 @@ impl DepositMemory {
         false
     }
 
+    /// Drops a lease that is over, and with it the memory's file.
+    pub(crate) fn release_if_over(&mut self) {
+        self.lease.take_if(|lease| lease.is_over());
+    }
+
     /// Counts a deposit outside of the lease, and takes another one after several.
     #[cold]
     fn note_miss(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId, address: u64) {
@@ -163,6 +175,11 @@ impl WriteLease {
         let piece = context.dma_piece(attachment_id, address, length, &Term::default()).ok()?;
         let memory = piece.lease.filter(|_| piece.permission.write)?;
         Some(Self { start: address, memory })
+    }
+
+    /// Returns whether the client has unmapped the memory, or has left.
+    pub(crate) fn is_over(&self) -> bool {
+        is_over(&self.memory)
     }
 
     /// Returns the offset of a range, if it is in the lease.

@@ -234,6 +234,11 @@ impl Receiver {
         true
     }
 
+    /// Drops the leases of clients' memory that are over.
+    pub(crate) fn release_leases(&mut self) {
+        self.streams.iter_mut().for_each(Stream::release_lease_if_over);
+    }
+
     /// Returns the index of the stream of a source, or [`NONE`].
     #[inline]
     fn stream_of(&self, source: u32) -> u16 {
@@ -244,6 +249,7 @@ impl Receiver {
     fn release(&mut self, index: u16) {
         let Some(entry) = self.streams.get_mut(usize::from(index)) else { return };
         entry.state = State::Free;
+        entry.release_lease();
         if let Some(slot) = self.stream_by_source.get_mut(entry.source as usize)
             && *slot == index
         {

@@ -127,6 +127,16 @@ impl Stream {
         Access::Done
     }
 
+    /// Drops the lease of the receiver's memory, and with it the memory's file, after the message.
+    pub(crate) fn release_lease(&mut self) {
+        self.destination.lease = None;
+    }
+
+    /// Drops the lease of the receiver's memory if it is over, and with it the memory's file.
+    pub(crate) fn release_lease_if_over(&mut self) {
+        self.destination.lease.take_if(|(_, lease)| lease.is_over());
+    }
+
     /// Copies the data of a packet that refers to the sender's memory, up to the destination's
     /// length. It continues where an earlier call had to wait. For memory that the sender has
     /// withdrawn, zeros are written, and the message counts as corrupt.

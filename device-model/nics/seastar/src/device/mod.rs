@@ -370,7 +370,16 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
             client.events = EventMemory::default();
             client.deposits = DepositMemory::default();
         }
+        self.receiver.release_leases();
         context.wake_at(Nanos::ZERO);
+    }
+
+    fn leases_ended(&mut self, _: &mut Context<'_>, attachment_id: AttachmentId) {
+        if let Some(client) = self.clients.get_mut(usize::from(attachment_id.0)) {
+            client.events.release_if_over();
+            client.deposits.release_if_over();
+        }
+        self.receiver.release_leases();
     }
 
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {

@@ -3,7 +3,7 @@
 use nicforge_core::companion::CompanionMode;
 use nicforge_hwi::seastar::{KERNEL, Piece};
 use nicforge_seastar::Options;
-use nicforge_seastar_firmware::chip::{Event, Pieces, TransferStatus};
+use nicforge_seastar_firmware::chip::{Client, Event, Pieces, TransferStatus};
 
 use crate::common::{BOTH, Message, Rig, pattern, piece, receive_at};
 
@@ -42,6 +42,30 @@ fn memory_is_the_cards_until_the_receiver_has_copied_it() {
 
         assert_eq!(rig.kernels[1].read(0, LENGTH), pattern(2, LENGTH));
     }
+}
+
+#[test]
+fn memory_that_is_unmapped_after_a_message_is_not_kept() {
+    let mut rig = Rig::new(CompanionMode::Stepped, &[2], Options::default());
+    let client = rig.kernels[1].client;
+    let memory = client.map(&mut rig.bed, OTHER, LENGTH);
+    rig.kernels[0].write(0, &pattern(1, LENGTH));
+    rig.send(0, Message::put(1, 1, 0, LENGTH));
+    rig.until(|rig| !rig.scripts[1].events().is_empty());
+    receive(&mut rig, other(LENGTH), LENGTH);
+    rig.until(|rig| rig.scripts[1].received() == [TransferStatus::Complete]);
+
+    // An event and the data of a header packet go there, too.
+    rig.act(1, |chip| {
+        chip.write_host(Client(KERNEL), OTHER, &[7; 128]).unwrap();
+        (0..10).for_each(|_| chip.write_host(Client(KERNEL), OTHER + 256, &[7; 8]).unwrap());
+    });
+    rig.settle();
+    assert!(memory.has_other_handles());
+
+    rig.bed.dma_unmap(client.function, client.attachment, OTHER, LENGTH as u64).unwrap();
+    rig.settle();
+    assert!(!memory.has_other_handles());
 }
 
 #[test]
