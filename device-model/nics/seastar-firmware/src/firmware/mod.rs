@@ -269,7 +269,7 @@ impl Firmware {
 
     /// Returns whether there is work besides events.
     fn has_work(&self, now: u64) -> bool {
-        self.streams.has_orphan() || self.node.as_ref().is_some_and(|node| node.has_work(now))
+        self.streams.has_orphan() || self.node.as_ref().is_some_and(|node| node.has_work(self.in_engine, now))
     }
 
     /// Returns the incarnation of this node, if it has booted.

@@ -171,9 +171,9 @@ impl Node {
     }
 
     /// Returns whether a poll at time `now` has deferred work of the node.
-    pub(super) fn has_work(&self, now: u64) -> bool {
+    pub(super) fn has_work(&self, in_engine: u16, now: u64) -> bool {
         let has_reports = self.down_nodes.unreported_count > 0 && !self.down_nodes.is_blocked;
-        has_reports || self.down_nodes.has_lost_gets || self.outbox.has_work(now)
+        has_reports || self.down_nodes.has_lost_gets || self.outbox.has_work(in_engine, now)
     }
 
     /// Lets a report to the kernel that found its queue full be tried again: the kernel has taken

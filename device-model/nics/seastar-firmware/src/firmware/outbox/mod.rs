@@ -23,7 +23,7 @@ use super::{
     pending::{NONE, Owner, Pending, Pendings, Quota, Removed},
 };
 use crate::{
-    chip::{Channel, Incarnation, Pieces, TransferStatus, Transmission, Transmit},
+    chip::{Channel, Incarnation, MAX_TRANSMISSIONS, Pieces, TransferStatus, Transmission, Transmit},
     protocol::{Flight, Outcome, Reaction, Response, Sequence, Slot, WIRE_MODULUS},
     scratch::{NoSpace, Scratch},
 };
@@ -296,10 +296,12 @@ impl Outbox {
         }
     }
 
-    /// Returns whether [`Self::step`] or [`Self::find_silent_node`] has work.
-    pub(super) fn has_work(&self, now: u64) -> bool {
+    /// Returns whether [`Self::step`] or [`Self::find_silent_node`] has work. `in_engine` is the
+    /// number of messages in the transmit DMA engine.
+    pub(super) fn has_work(&self, in_engine: u16, now: u64) -> bool {
         let is_pause_over = self.paused.peek().is_some_and(|Reverse((time, _))| *time <= now);
-        !self.ready.is_empty() || self.scan.is_some() || is_pause_over
+        let may_resume = !self.stalled.is_empty() && in_engine < MAX_TRANSMISSIONS;
+        !self.ready.is_empty() || self.scan.is_some() || is_pause_over || may_resume
     }
 
     /// Continues the scan in progress by at most [`SCANNED_PER_POLL`] send queues. If the node of
@@ -395,7 +397,6 @@ fn can_be_implicit(packet: &HeaderPacket) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chip::MAX_TRANSMISSIONS;
 
     fn message(node: u32) -> Message {
         let (owner, quota) = (Owner::Gone, Quota::Process(0));
@@ -433,11 +434,42 @@ mod tests {
 
         // The first step of a poll transmits, and leaves a second one nothing to do.
         assert!(matches!(outbox.step(0, 0, false), Some(Work::Transmit { .. })));
-        assert!(outbox.step(0, 0, false).is_none() && !outbox.has_work(0));
+        assert!(outbox.step(0, 0, false).is_none() && !outbox.has_work(0, 0));
 
         outbox.transmitted(Transmission(1 << 16), TransferStatus::Complete, 0);
         assert_eq!(outbox.respond(1, Response::Ack, 0, Sequence::INITIAL, 0), Reaction::Ended);
         assert!(matches!(outbox.step(0, 0, false), Some(Work::Ended(_))));
+    }
+
+    #[test]
+    fn send_queues_that_wait_for_the_engine_are_resumed_behind_those_that_fail() {
+        const LAST: u32 = 2 * MAX_TRANSMISSIONS as u32 + 1;
+        let mut scratch = Scratch::new();
+        let mut pairs = Pairs::new(LAST + 1, &mut scratch).unwrap();
+        let mut outbox = Outbox::new(LAST as u16, Settings::default(), 1, &mut scratch).unwrap();
+        assert!((1..=LAST).all(|node| outbox.submit(&mut pairs, message(node), 0)));
+
+        // The engine is full, and the nodes of as many messages behind it fail.
+        let mut slots = Vec::new();
+        while outbox.has_work(slots.len() as u16, 0) {
+            if let Some(Work::Transmit { slot, .. }) = outbox.step(slots.len() as u16, 0, false) {
+                slots.push(slot);
+            }
+        }
+        assert_eq!(slots.len(), usize::from(MAX_TRANSMISSIONS));
+        (MAX_TRANSMISSIONS + 1..2 * MAX_TRANSMISSIONS + 1).for_each(|node| outbox.fail_all(node.into()));
+        for slot in slots {
+            outbox.transmitted(Transmission(1 << 16 | u32::from(slot.0)), TransferStatus::Complete, 0);
+            outbox.resume_stalled_queue();
+        }
+
+        let mut targets = Vec::new();
+        while outbox.has_work(0, 0) {
+            if let Some(Work::Transmit { target, .. }) = outbox.step(0, 0, false) {
+                targets.push(target);
+            }
+        }
+        assert_eq!(targets, [LAST]);
     }
 
     #[test]

@@ -14,6 +14,10 @@ impl Outbox {
         if !self.paused.is_empty() {
             self.end_due_pause(now);
         }
+        if self.ready.is_empty() && in_engine < MAX_TRANSMISSIONS {
+            // A queue that was resumed may have had nothing to transmit, and left room for another.
+            self.resume_stalled_queue();
+        }
         let index = self.ready.pop_front()?;
         self.serve(index, in_engine, is_last)
     }
