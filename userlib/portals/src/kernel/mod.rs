@@ -142,32 +142,26 @@ impl Kernel {
     /// - [`Error::is_gone`] names those of a lost card or node.
     pub fn grant(&self, process: u16) -> Result<(), Error> {
         const CALL: &str = "granting a process";
-        let start = KernelCommand {
-            kind: kernel_command::START_PROCESS,
-            flags: kernel_flag::PERMANENT,
+        // Each command adds as many ranges to the address map as it can hold. The first one starts
+        // the process. Its program may use it at once, and memory at high addresses a moment later.
+        let command = |first: u64| KernelCommand {
+            kind: if first == 0 { kernel_command::START_PROCESS } else { kernel_command::MAP },
+            flags: if first == 0 { kernel_flag::PERMANENT } else { 0 },
             process,
-            ..KernelCommand::default()
-        };
-
-        let mut state = runtime::lock(&self.state);
-        state.command(CALL, start)?;
-
-        // Each command adds as many ranges to the address map as it can hold.
-        for first in (0..MAX_RANGES as u64).step_by(PIECES) {
-            let range = |index: usize| Piece {
+            count: PIECES as u16,
+            pieces: std::array::from_fn(|index| Piece {
                 address: (first + index as u64) * GRANTED_RANGE,
                 length: GRANTED_RANGE as u32,
                 attachment: process + 1,
                 reserved: 0,
-            };
-            let map = KernelCommand {
-                kind: kernel_command::MAP,
-                process,
-                count: PIECES as u16,
-                pieces: std::array::from_fn(range),
-                ..KernelCommand::default()
-            };
-            if let Err(error) = state.command(CALL, map) {
+            }),
+            ..KernelCommand::default()
+        };
+
+        let mut state = runtime::lock(&self.state);
+        state.command(CALL, command(0))?;
+        for first in (0..MAX_RANGES as u64).step_by(PIECES).skip(1) {
+            if let Err(error) = state.command(CALL, command(first)) {
                 let stop =
                     KernelCommand { kind: kernel_command::STOP_PROCESS, process, ..KernelCommand::default() };
                 let _ = state.command(CALL, stop);
