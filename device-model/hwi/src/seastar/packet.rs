@@ -28,8 +28,8 @@ pub struct TrustedHeader {
 pub mod trusted_flag {
     /// All messages before this one have ended at the sender: the receiver expects none of them.
     pub const RESYNCHRONIZE: u8 = 1 << 0;
-    /// The sender wants no acknowledgement of flow control: the message needs no stream, and no
-    /// message before it can be dropped.
+    /// The sender wants no acknowledgement of flow control. With flow control, the message needs no
+    /// stream then, and no message before it can be dropped.
     pub const IMPLICIT: u8 = 1 << 1;
     /// The sender's engine could not read the data of a message of at most [`super::INLINE`] bytes,
     /// and has replaced them by zeros.

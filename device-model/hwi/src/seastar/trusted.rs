@@ -33,7 +33,7 @@ pub mod kernel_command {
     pub const START_PROCESS: u16 = 2;
     /// Adds ranges to the address map of a process in NIC-based mode.
     pub const MAP: u16 = 3;
-    /// Ends a process. Its messages fail.
+    /// Ends a process. Its messages that are sent later carry no data.
     pub const STOP_PROCESS: u16 = 4;
     /// Sends a message of a process in host-based mode.
     pub const SEND: u16 = 5;
@@ -138,7 +138,7 @@ pub mod kernel_event {
     pub const RECEIVED: u16 = 2;
     /// A message was sent and accepted, or has failed.
     pub const SENT: u16 = 3;
-    /// The epoch of another node has ended, after all its messages. `token` is the node. Gets
-    /// that wait for its replies fail.
+    /// The epoch of another node has ended, or the node is silent. `token` is the node. Gets that
+    /// wait for its replies fail.
     pub const NODE_DOWN: u16 = 4;
 }

@@ -198,7 +198,8 @@ pub enum Event {
         /// How the transfer has ended.
         status: TransferStatus,
     },
-    /// An incarnation of another node has ended. All that it sent before has been shown.
+    /// An incarnation of another node has ended. Nothing follows of its messages that are still on
+    /// their way.
     NodeDown {
         /// The node.
         node: u32,
@@ -255,8 +256,8 @@ pub trait Chip {
     /// Writes 1 to [`MAX_HOST_WRITE`] bytes to a client's memory. The device counts a write that
     /// fails.
     ///
-    /// The last 4 bytes are written in one piece behind the others, as the word that hands an event
-    /// over. `address` is a multiple of 4 then, and so is the length.
+    /// The last 4 bytes are written behind the others, as the word that hands an event over: in one
+    /// piece if `address` and the length are multiples of 4, as those of events are.
     ///
     /// # Errors
     /// [`Halted`].
