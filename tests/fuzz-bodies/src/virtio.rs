@@ -296,8 +296,7 @@ impl Net {
     /// breaks the rules.
     fn may_send(&self, nic: FunctionId) -> bool {
         let memory = self.memories[nic.0 as usize].whole();
-        let [offered, used] =
-            [AVAILABLE, USED].map(|ring| memory.load_u16_relaxed(HALF + ring + 2).unwrap());
+        let [offered, used] = [AVAILABLE, USED].map(|ring| memory.load_u16_relaxed(HALF + ring + 2).unwrap());
         offered.wrapping_sub(used) < ENTRIES
     }
 
