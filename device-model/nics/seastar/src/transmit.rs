@@ -76,6 +76,8 @@ pub(crate) struct SendCounters {
     pub(crate) messages: u64,
     /// Control messages that were sent.
     pub(crate) control: u64,
+    /// Control messages that found the queue full.
+    pub(crate) control_lost: u64,
     /// Packets that were sent, of all kinds.
     pub(crate) packets: u64,
     /// Bytes of data of the messages.
@@ -137,19 +139,22 @@ impl Transmitter {
         has_room
     }
 
-    /// Queues a control message of one packet. Returns false if the queue is full.
-    pub(crate) fn queue_control(&mut self, message: &Transmit, incarnation: u32) -> bool {
-        let has_room = self.control.len() < MAX_CONTROL;
-        if has_room {
-            let Transmit { packet, target, target_incarnation, .. } = *message;
-            self.control.push_back(ControlJob {
-                packet,
-                target,
-                source_incarnation: incarnation,
-                target_incarnation: target_incarnation.0,
-            });
+    /// Queues a control message of one packet. If the queue is full, the message is lost: other
+    /// nodes decide how many acknowledgements this one owes, and must not halt it by that. A node
+    /// that misses one ends its message by a time-out.
+    pub(crate) fn queue_control(&mut self, message: &Transmit, incarnation: u32) {
+        if self.control.len() >= MAX_CONTROL {
+            self.counters.control_lost += 1;
+            return;
         }
-        has_room
+
+        let Transmit { packet, target, target_incarnation, .. } = *message;
+        self.control.push_back(ControlJob {
+            packet,
+            target,
+            source_incarnation: incarnation,
+            target_incarnation: target_incarnation.0,
+        });
     }
 
     /// Ends the remaining data messages of this node's incarnation with [`TransferStatus::Cut`],
@@ -461,5 +466,27 @@ impl Transmitter {
         }
         self.counters.faults += u64::from(status == TransferStatus::MemoryFault);
         self.finished.push_back((name, status));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nicforge_seastar_firmware::chip::{Channel, Incarnation, Pieces};
+
+    use super::*;
+
+    #[test]
+    fn control_messages_for_which_the_queue_has_no_room_are_lost_and_counted() {
+        let message = Transmit {
+            name: Transmission(0),
+            target: 1,
+            target_incarnation: Incarnation(1),
+            channel: Channel::Control,
+            packet: HeaderPacket::default(),
+            pieces: Pieces::None,
+        };
+        let mut transmitter = Transmitter::new();
+        (0..MAX_CONTROL + 2).for_each(|_| transmitter.queue_control(&message, 1));
+        assert_eq!((transmitter.control.len(), transmitter.counters.control_lost), (MAX_CONTROL, 2));
     }
 }

@@ -79,8 +79,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         self.clients.get_mut(usize::from(client.0)).filter(|_| is_known)
     }
 
-    /// Queues a message for the transmit engine. A program with more messages than the engine holds
-    /// is halted.
+    /// Queues a message for the transmit engine. A program with more data messages than the engine
+    /// holds is halted.
     pub(super) fn queue_message(
         &mut self,
         context: &mut Context<'_>,
@@ -89,7 +89,10 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     ) {
         let incarnation = self.parts.own_incarnation;
         let has_room = match message.channel {
-            Channel::Control => self.transmitter.queue_control(message, incarnation),
+            Channel::Control => {
+                self.transmitter.queue_control(message, incarnation);
+                true
+            }
             // A node without an incarnation sends no data: the message ends at once.
             Channel::Data if incarnation == 0 => {
                 self.transmitter.cut(message.name);

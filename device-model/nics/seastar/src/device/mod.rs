@@ -470,6 +470,7 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
             ("sent", sent.messages),
             ("received", received.messages),
             ("control_sent", sent.control),
+            ("control_lost", sent.control_lost),
             ("control_received", received.control),
             ("bytes_sent", sent.bytes),
             ("bytes_received", received.bytes),
