@@ -1,10 +1,17 @@
 //! The filter of system calls, in a process of its own, because it lasts until a process ends.
+//!
+//! UNSAFETY: some refused calls are made directly, because no library has them. None gets a pointer.
+
+#![allow(unsafe_code)]
 
 use std::{
     fs::File,
     io,
     net::TcpStream,
-    os::unix::net::{UnixListener, UnixStream},
+    os::{
+        fd::AsRawFd,
+        unix::net::{UnixListener, UnixStream},
+    },
     path::Path,
     process::Command,
     sync::Arc,
@@ -18,7 +25,7 @@ use nicforge_core::{
 use nicforge_engine::{Engine, EngineConfig, Stop};
 use nicforge_kvm::{End, Function, LocalFunction, RemoteFunction, confine};
 use nicforge_virtio_devices::rng::VirtioRng;
-use nix::libc;
+use nix::libc::{self, c_long};
 use vm_memory::MmapRegion;
 
 use crate::{
@@ -58,6 +65,12 @@ fn confined_machines_run_and_start_anew() {
     assert!(String::from_utf8_lossy(&child.stdout).contains("1 passed"), "{child:?}");
 }
 
+/// Commands of `fcntl` (`fcntl.h` of Linux) that choose which process gets a descriptor's signals,
+/// and which signal.
+const F_SETOWN: c_long = 8;
+const F_SETSIG: c_long = 10;
+const F_SETOWN_EX: c_long = 15;
+
 /// The body of the confined process. Among the other tests it does nothing.
 #[test]
 fn confined_process() {
@@ -65,9 +78,10 @@ fn confined_process() {
     let local = LocalFunction::of_device("rng0", Box::new(VirtioRng::device())).unwrap();
     let remote = RemoteFunction::connect(&socket, LIMIT).unwrap();
     let machines = [start(local), start(remote)];
+    let parent = std::os::unix::process::parent_id().cast_signed();
 
     confine().unwrap();
-    check_refusals(Path::new(&socket));
+    check_refusals(Path::new(&socket), parent.into());
     for mut machine in machines {
         for round in 1..=2 {
             assert_eq!(machine.running.wait(LIMIT), Some(End::Reset));
@@ -88,7 +102,7 @@ fn start(function: impl Function + 'static) -> Started {
 }
 
 /// Checks that the process cannot do what no machine needs.
-fn check_refusals(socket: &Path) {
+fn check_refusals(socket: &Path, parent: c_long) {
     let errors = [
         ("open a file", File::open("/proc/self/status").map(drop)),
         ("make a file", File::create(socket.with_extension("made")).map(drop)),
@@ -97,7 +111,7 @@ fn check_refusals(socket: &Path) {
         ("connect to a host", TcpStream::connect("127.0.0.1:9").map(drop)),
         ("start a program", Command::new("/bin/true").status().map(drop)),
     ];
-    for (what, result) in errors {
+    for (what, result) in errors.into_iter().chain(signals_to(parent)) {
         let error = result.expect_err(what);
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{what}: {error}");
     }
@@ -107,4 +121,23 @@ fn check_refusals(socket: &Path) {
     assert!(map(libc::PROT_READ | libc::PROT_WRITE).is_ok());
     assert!(map(libc::PROT_READ | libc::PROT_EXEC).is_err());
     thread::spawn(|| {}).join().unwrap();
+}
+
+/// Tries to signal a process, or to make the kernel do that. Signal 0 would have no effect.
+fn signals_to(process: c_long) -> [(&'static str, io::Result<()>); 4] {
+    let file = io::stderr().as_raw_fd();
+    let fcntl = |command, value| call(libc::SYS_fcntl, [file.into(), command, value]);
+    [
+        ("signal a thread of another process", call(libc::SYS_tgkill, [process, process, 0])),
+        ("signal another process by a file", fcntl(F_SETOWN, process)),
+        ("signal another process's thread by a file", fcntl(F_SETOWN_EX, 0)),
+        ("choose the signal of a file", fcntl(F_SETSIG, 0)),
+    ]
+}
+
+/// Makes a system call whose arguments are no pointers, or null pointers.
+fn call(number: c_long, [first, second, third]: [c_long; 3]) -> io::Result<()> {
+    // SAFETY: without pointers the call reaches no memory. The callers above name such calls only.
+    let result = unsafe { libc::syscall(number, first, second, third) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
