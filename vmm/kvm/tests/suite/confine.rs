@@ -5,12 +5,16 @@
 #![allow(unsafe_code)]
 
 use std::{
-    fs::File,
-    io,
+    fs::{File, Permissions},
+    io::{self, Write as _},
     net::TcpStream,
     os::{
-        fd::AsRawFd,
-        unix::net::{UnixListener, UnixStream},
+        fd::{AsFd, AsRawFd},
+        unix::{
+            fs::PermissionsExt,
+            net::{UnixListener, UnixStream},
+            process::CommandExt,
+        },
     },
     path::Path,
     process::Command,
@@ -23,16 +27,23 @@ use nicforge_core::{
     machine::Machine,
 };
 use nicforge_engine::{Engine, EngineConfig, Stop};
-use nicforge_kvm::{End, Function, LocalFunction, RemoteFunction, confine};
-use nicforge_virtio_devices::rng::VirtioRng;
+use nicforge_kvm::{End, Event, Function, LocalFunction, RemoteFunction, confine};
+use nicforge_virtio_devices::{
+    console::{VirtioConsole, line::Line},
+    rng::VirtioRng,
+};
 use nix::libc::{self, c_long};
 use vm_memory::MmapRegion;
 
 use crate::{
-    local::{program, shown},
+    local::{self, Driver, program, shown},
     rig::{self, LIMIT, SLOT, Started, has_kvm},
 };
 
+/// The variable that names a console's socket for the confined process that has it.
+const CONSOLE_SOCKET: &str = "NICFORGE_TEST_CONSOLE_SOCKET";
+/// A user that is not root, and owns nothing: `nobody`.
+const ORDINARY_USER: u32 = 65534;
 /// The variable that names a server's socket for the confined process.
 const SOCKET: &str = "NICFORGE_TEST_SOCKET";
 
@@ -63,6 +74,49 @@ fn confined_machines_run_and_start_anew() {
     });
     assert!(child.status.success(), "{child:?}");
     assert!(String::from_utf8_lossy(&child.stdout).contains("1 passed"), "{child:?}");
+}
+
+#[test]
+fn confined_console_takes_a_client_of_its_own_user() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), Permissions::from_mode(0o777)).unwrap();
+    // The other user may not reach the folder of the tests.
+    let program = folder.path().join("suite");
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+
+    let mut command = Command::new(program);
+    // Every console takes clients of root, so root runs the process as another user.
+    if nix::unistd::geteuid().is_root() {
+        command.uid(ORDINARY_USER).gid(ORDINARY_USER);
+    }
+    let child = command
+        .args(["--exact", "confine::confined_console", "--nocapture", "--test-threads=1"])
+        .env(CONSOLE_SOCKET, folder.path().join("console0"))
+        .env("TMPDIR", folder.path())
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{child:?}");
+    assert!(String::from_utf8_lossy(&child.stdout).contains("1 passed"), "{child:?}");
+}
+
+/// The body of the confined process with a console. Among the other tests it does nothing.
+#[test]
+fn confined_console() {
+    let Some(socket) = std::env::var_os(CONSOLE_SOCKET) else { return };
+    let line = Line::listen(Path::new(&socket)).unwrap();
+    let driver = Driver::of("console0", Box::new(VirtioConsole::device(line)));
+    let received = Event::new().unwrap();
+    // A confined process connects to nothing. The console accepts the client later.
+    let mut client = UnixStream::connect(&socket).unwrap();
+    client.write_all(b"hi").unwrap();
+
+    confine().unwrap();
+    driver.set_up();
+    driver.function.bind_vector(1, received.as_fd()).unwrap();
+    driver.function.doorbells()[0].event.signal();
+    local::wait(&received);
+    assert_eq!(driver.used(), (1, 2));
 }
 
 /// Commands of `fcntl` (`fcntl.h` of Linux) that choose which process gets a descriptor's signals,

@@ -2,7 +2,10 @@
 
 use std::{os::fd::AsFd, sync::Arc, time::Instant};
 
-use nicforge_core::ids::{AttachmentId, FunctionId};
+use nicforge_core::{
+    device::Device,
+    ids::{AttachmentId, FunctionId},
+};
 use nicforge_kvm::{End, Event, Function, LocalFunction, Ram};
 use nicforge_virtio::registers::{BAR_SIZE, ISR, MSIX_TABLE, NO_VECTOR, NOTIFY, common, feature, status};
 use nicforge_virtio_devices::rng::VirtioRng;
@@ -68,20 +71,25 @@ fn one_buffer() -> [(u32, u32); 5] {
 }
 
 /// A driver that reaches a device as the bus of a virtual machine does.
-struct Driver {
-    function: LocalFunction,
+pub(crate) struct Driver {
+    pub(crate) function: LocalFunction,
     ram: Ram,
 }
 
 impl Driver {
     fn new() -> Self {
-        let function = LocalFunction::of_device("rng0", Box::new(VirtioRng::device())).unwrap();
+        Self::of("rng0", Box::new(VirtioRng::device()))
+    }
+
+    /// Returns the driver of a device whose first queue has buffers that the device writes.
+    pub(crate) fn of(name: &str, device: Box<dyn Device>) -> Self {
+        let function = LocalFunction::of_device(name, device).unwrap();
         let ram = Ram::new(4 << 20).unwrap();
         function.map_ram(&ram).unwrap();
         Self { function, ram }
     }
 
-    fn set_up(&self) {
+    pub(crate) fn set_up(&self) {
         self.set_up_with(1);
     }
 
@@ -108,7 +116,7 @@ impl Driver {
     }
 
     /// Returns the index of the used ring, and the length of its first entry.
-    fn used(&self) -> (u16, u32) {
+    pub(crate) fn used(&self) -> (u16, u32) {
         let memory = self.ram.memory();
         let at = |offset: u32| GuestAddress((USED + offset).into());
         (memory.read_obj(at(2)).unwrap(), memory.read_obj(at(8)).unwrap())
@@ -116,7 +124,7 @@ impl Driver {
 }
 
 /// Waits for an eventfd, and takes its count.
-fn wait(event: &Event) -> u64 {
+pub(crate) fn wait(event: &Event) -> u64 {
     let deadline = Instant::now() + LIMIT;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
