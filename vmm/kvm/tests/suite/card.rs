@@ -40,6 +40,8 @@ pub(crate) struct Card {
     config: Mutex<[u8; 256]>,
     /// The writes that reached the card, except those to its MSI-X table.
     writes: Mutex<Vec<(u64, u32)>>,
+    /// The writes to the MSI-X table, and to what follows it.
+    table_writes: Mutex<Vec<(u64, Vec<u8>)>>,
     vector: Mutex<Option<File>>,
     line: Mutex<Option<File>>,
     resets: AtomicU32,
@@ -53,6 +55,7 @@ impl Card {
             file: Arc::new(file),
             config: Mutex::new(config()),
             writes: Mutex::default(),
+            table_writes: Mutex::default(),
             vector: Mutex::default(),
             line: Mutex::default(),
             resets: AtomicU32::new(0),
@@ -67,6 +70,11 @@ impl Card {
     /// Returns the writes that reached the card.
     pub(crate) fn writes(&self) -> Vec<(u64, u32)> {
         self.writes.lock().unwrap().clone()
+    }
+
+    /// Returns the writes to the MSI-X table, and to what follows it: offsets and bytes.
+    pub(crate) fn table_writes(&self) -> Vec<(u64, Vec<u8>)> {
+        self.table_writes.lock().unwrap().clone()
     }
 
     /// Returns a word of the memory behind the areas.
@@ -141,6 +149,7 @@ impl Function for Card {
 
     fn bar_write(&self, _: u8, offset: u64, data: &[u8]) -> Result<(), FunctionError> {
         if offset >= TABLE.into() {
+            self.table_writes.lock().unwrap().push((offset, data.to_vec()));
             return Ok(());
         }
 

@@ -7,6 +7,7 @@
 
 mod card;
 mod confine;
+mod devices;
 mod local;
 mod packed;
 mod payload;
