@@ -13,6 +13,7 @@ mod packed;
 mod payload;
 mod reset;
 mod rig;
+mod slow;
 
 use nicforge_kvm::{End, Vm, VmConfig, VmError};
 
