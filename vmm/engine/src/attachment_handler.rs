@@ -289,9 +289,8 @@ impl Handler for AttachmentHandler<'_> {
     fn reset_pending(&mut self, token: Token) -> Option<Errno> {
         // The reset waits for a read in pieces, which ends by itself. An access that the device
         // stalls might never end, so it is cancelled.
-        let is_stalled =
-            |access: &mut DeferredAccess| access.token == token && access.waits_for == WaitsFor::Device;
-        self.client.deferred.take_if(is_stalled).map(|_| Errno::ECANCELED)
+        let is_cancelled = self.client.cancel_stalled_access(self.machine, token);
+        is_cancelled.then_some(Errno::ECANCELED)
     }
 
     fn dma_read_done(&mut self, token: Token, result: Result<&[u8], Errno>) {

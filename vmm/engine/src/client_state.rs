@@ -185,9 +185,7 @@ impl ClientState {
             }
             Ok(Access::Stalled) => {
                 counters.stall_timeouts += 1;
-                if let Err(error) = machine.give_up_access(self.function, self.attachment) {
-                    tracing::debug!(%error, "an access ended whose client is gone");
-                }
+                give_up_access(machine, self.function, self.attachment);
                 Err(Errno::EAGAIN)
             }
             Err(error) => Err(errno::of_access(&error)),
@@ -205,6 +203,20 @@ impl ClientState {
         }
 
         self.deferred = None;
+        true
+    }
+
+    /// Cancels the access that was deferred with this token, if the device stalls it. Returns
+    /// whether it did.
+    pub(crate) fn cancel_stalled_access(&mut self, machine: &mut Machine, token: Token) -> bool {
+        let is_stalled =
+            |access: &mut DeferredAccess| access.token == token && access.waits_for == WaitsFor::Device;
+        if self.deferred.take_if(is_stalled).is_none() {
+            return false;
+        }
+
+        // The next access waits for the records in front of itself, not for those of this one.
+        give_up_access(machine, self.function, self.attachment);
         true
     }
 
@@ -360,5 +372,12 @@ impl ClientState {
         if let Err(error) = reported {
             tracing::debug!(%error, "the device had not requested a DMA message that failed");
         }
+    }
+}
+
+/// Tells the machine that a stalled access is not offered to it again.
+fn give_up_access(machine: &mut Machine, function: FunctionId, attachment: AttachmentId) {
+    if let Err(error) = machine.give_up_access(function, attachment) {
+        tracing::debug!(%error, "an access ended whose client is gone");
     }
 }

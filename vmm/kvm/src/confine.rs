@@ -1,11 +1,11 @@
 //! A filter of system calls (seccomp) for a process that runs virtual machines.
 //!
 //! A guest that takes a processor's thread over finds a process that can open no file, connect to
-//! nothing, start no program, and map no memory as code. The filter allows what a machine needs
+//! nothing, start no program, signal no other process, and map no memory as code. The filter allows what a machine needs
 //! from its start to its end: its processors, its memory slots, the messages of its functions, and
 //! the threads and files of its own devices.
 
-use std::{collections::BTreeMap, env::consts::ARCH};
+use std::{collections::BTreeMap, env::consts::ARCH, process};
 
 use nix::libc::{self, c_long};
 use seccompiler::{
@@ -41,7 +41,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_fdatasync,
     libc::SYS_ftruncate,
     libc::SYS_fallocate,
-    libc::SYS_fcntl,
     libc::SYS_close,
     libc::SYS_sendmsg,
     libc::SYS_sendto,
@@ -75,7 +74,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_restart_syscall,
     libc::SYS_getpid,
     libc::SYS_gettid,
-    libc::SYS_tgkill,
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
@@ -88,6 +86,10 @@ const ALLOWED: &[c_long] = &[
     // The first filter of `confine` makes it fail with `ENOSYS`.
     libc::SYS_clone3,
 ];
+
+/// Commands of `fcntl` that a machine needs: for duplicates of eventfds, sockets and files. Others
+/// could make the kernel signal another process (`F_SETOWN`, `F_SETOWN_EX`, `F_SETSIG`).
+const FCNTL_COMMANDS: [i32; 3] = [libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_GETFL];
 
 /// The type of KVM's `ioctl` requests (`KVMIO`), and the bits of a request that are its type.
 const KVM_IOCTL_TYPE: u64 = 0xae << 8;
@@ -121,6 +123,7 @@ fn restricted() -> Result<Vec<(c_long, Vec<SeccompRule>)>, ConfineError> {
     let equal = |argument, value: u64| rule(argument, SeccompCmpOp::Eq, value);
     let masked = |argument, mask: u64, value: u64| rule(argument, SeccompCmpOp::MaskedEq(mask), value);
     let not_executable = || Ok::<_, ConfineError>(vec![masked(2, libc::PROT_EXEC as u64, 0)?]);
+    let fcntl_commands = FCNTL_COMMANDS.iter().map(|command| equal(1, *command as u64));
     let thread_flags = (libc::CLONE_VM | libc::CLONE_THREAD) as u64;
 
     Ok(vec![
@@ -133,10 +136,13 @@ fn restricted() -> Result<Vec<(c_long, Vec<SeccompRule>)>, ConfineError> {
                 equal(1, libc::FIONBIO)?,
             ],
         ),
+        (libc::SYS_fcntl, fcntl_commands.collect::<Result<_, _>>()?),
         (libc::SYS_mmap, not_executable()?),
         (libc::SYS_mprotect, not_executable()?),
         // A thread, but no process.
         (libc::SYS_clone, vec![masked(0, thread_flags, thread_flags)?]),
+        // A signal to a thread of this process, which stops a processor.
+        (libc::SYS_tgkill, vec![equal(0, process::id().into())?]),
         // A thread's name.
         (libc::SYS_prctl, vec![equal(0, libc::PR_SET_NAME as u64)?]),
         // Limits are read, not set: the pointer to new limits is null.

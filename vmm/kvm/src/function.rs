@@ -143,7 +143,7 @@ pub trait Function: Send + Sync {
     /// [`FunctionError`]
     fn bind_vector(&self, vector: u16, event: BorrowedFd<'_>) -> Result<(), FunctionError>;
 
-    /// Removes the eventfds of all MSI-X vectors.
+    /// Removes the eventfds of all MSI-X vectors. It does nothing if the function has none.
     ///
     /// # Errors
     /// [`FunctionError`]

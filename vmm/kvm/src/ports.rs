@@ -126,7 +126,7 @@ impl Devices {
 /// Returns the size of the device accesses that carry out an exit of `length` bytes. KVM cuts a
 /// load or store that crosses pages in two. A part may have 3, 5, 6 or 7 bytes, for which devices
 /// have no access, so they get single bytes.
-fn access_bytes(length: usize) -> usize {
+pub(crate) fn access_bytes(length: usize) -> usize {
     if length.is_power_of_two() { length } else { 1 }
 }
 

@@ -34,6 +34,8 @@ const POSTED: bool = false;
 pub struct RemoteFunction {
     client: Client,
     bars: Vec<Bar>,
+    /// Whether the function has MSI-X. Servers refuse requests about vectors of other functions.
+    has_vectors: bool,
     /// Answers the server's DMA messages.
     message_memory: Arc<MessageMemory>,
 }
@@ -49,7 +51,8 @@ impl RemoteFunction {
             ClientConfig { timeout, memory: Some(message_memory.clone()), ..ClientConfig::default() };
         let client = Client::connect_with(socket, config)?;
         let bars = read_bars(&client)?;
-        Ok(Self { client, bars, message_memory })
+        let has_vectors = client.irq_info(PCI_MSIX_IRQ)?.count > 0;
+        Ok(Self { client, bars, has_vectors, message_memory })
     }
 }
 
@@ -81,6 +84,9 @@ impl Function for RemoteFunction {
     }
 
     fn release_vectors(&self) -> Result<(), FunctionError> {
+        if !self.has_vectors {
+            return Ok(());
+        }
         Ok(self.client.irq_disable(PCI_MSIX_IRQ)?)
     }
 

@@ -108,17 +108,36 @@ fn answer(exit: VcpuExit<'_>, port_width: u8, devices: &Devices) -> Result<(), S
     match exit {
         VcpuExit::MmioRead(address, data) => devices.memory_read(address, data),
         VcpuExit::MmioWrite(address, data) => devices.memory_write(address, data),
-        VcpuExit::IoIn(port, data) => {
-            data.chunks_mut(port_width).for_each(|access| devices.port_read(port, access));
-        }
-        VcpuExit::IoOut(port, data) => {
-            data.chunks(port_width).for_each(|access| devices.port_write(port, access));
-        }
+        VcpuExit::IoIn(port, data) => read_ports(devices, port, data.chunks_mut(port_width)),
+        VcpuExit::IoOut(port, data) => write_ports(devices, port, data.chunks(port_width)),
         VcpuExit::Intr | VcpuExit::IrqWindowOpen | VcpuExit::Hlt => count(&devices.exits.other),
         VcpuExit::Shutdown => return Err("a triple fault".into()),
         exit => return Err(format!("{exit:?}")),
     }
     Ok(())
+}
+
+/// Reads from a port for each access of an exit. Once the machine has ended, the accesses that are
+/// left read as ones. A string instruction makes a thousand of them, and each may wait for a server
+/// that hangs.
+fn read_ports<'a>(devices: &Devices, port: u16, accesses: impl Iterator<Item = &'a mut [u8]>) {
+    for access in accesses {
+        match devices.power.ended() {
+            None => devices.port_read(port, access),
+            Some(_) => access.fill(0xff),
+        }
+    }
+}
+
+/// Writes to a port for each access of an exit. Once the machine has ended, the accesses that are
+/// left have no effect.
+fn write_ports<'a>(devices: &Devices, port: u16, accesses: impl Iterator<Item = &'a [u8]>) {
+    for access in accesses {
+        if devices.power.ended().is_some() {
+            return;
+        }
+        devices.port_write(port, access);
+    }
 }
 
 /// Returns the registers that say where a processor failed.

@@ -7,8 +7,14 @@
 //!   Empty --a driver is set up--> Filling --the block returned--> Ready --all given out--> Empty
 //! ```
 //!
+//! A block that is refused by its source, or lost with a companion that halts, is replaced by an
+//! empty one, which goes to the companion [`RETRY`] later. So does the next try to start a companion
+//! when the machine refuses one.
+//!
 //! A buffer gets what the block has left, and at least one byte. No byte is given out twice: a
 //! reset drops the rest of the block.
+
+use std::sync::Arc;
 
 use nicforge_core::{
     companion::{Companion, CompanionEnd, CompanionMode, CompanionSpec, DeviceEnd, SendError},
@@ -27,7 +33,8 @@ pub const CLASS: u32 = 0x00_ff_00;
 pub const REQUESTS: usize = 0;
 /// Random bytes of a block, and so the most that a buffer gets.
 pub const BLOCK: usize = 1024;
-/// Delay before the host is asked again when it had no random bytes, in nanoseconds.
+/// Delay before the next try when the host had no random bytes or its companion failed, in
+/// nanoseconds.
 pub const RETRY: u64 = 10_000_000;
 
 /// The type of device.
@@ -43,6 +50,9 @@ const MODEL: Model = Model {
 const COMPANION: CompanionSpec =
     CompanionSpec { name: "entropy", commands: 1, events: 1, mode: CompanionMode::Threads };
 
+/// The source of random bytes: fills a block, and returns whether it had the bytes for it.
+type Source = dyn Fn(&mut [u8]) -> bool + Send + Sync;
+
 /// The bytes of a block.
 type Block = Box<[u8; BLOCK]>;
 
@@ -53,9 +63,9 @@ struct Filled {
     is_random: bool,
 }
 
-/// The companion, which fills blocks with the host's random bytes.
-#[derive(Default)]
+/// The companion, which fills blocks with random bytes.
 struct EntropySource {
+    source: Arc<Source>,
     /// A filled block that waits for room in the FIFO of events.
     unsent: Option<Filled>,
 }
@@ -68,7 +78,7 @@ impl Companion for EntropySource {
         if self.unsent.is_none()
             && let Some(mut block) = end.receive()
         {
-            let is_random = getrandom::fill(&mut block[..]).is_ok();
+            let is_random = (self.source)(&mut block[..]);
             self.unsent = Some(Filled { block, is_random });
         }
 
@@ -94,12 +104,18 @@ enum Supply {
 impl Supply {
     /// Returns a new block, which the companion may get at once.
     fn empty() -> Self {
-        Self::Empty(Box::new([0; BLOCK]), Nanos::ZERO)
+        Self::Empty(new_block(), Nanos::ZERO)
     }
+}
+
+/// Returns a block without random bytes.
+fn new_block() -> Block {
+    Box::new([0; BLOCK])
 }
 
 /// The device; the module's documentation describes it.
 pub struct VirtioRng {
+    source: Arc<Source>,
     companion: Option<DeviceEnd<Block, Filled>>,
     supply: Supply,
     statistics: Statistics,
@@ -112,28 +128,32 @@ struct Statistics {
     buffers: u64,
     /// Random bytes that the driver got.
     bytes: u64,
-    /// Blocks for which the host had no random bytes.
+    /// Blocks that got no random bytes: the host had none, or the companion halted.
     failures: u64,
 }
 
 impl VirtioRng {
-    /// Builds the device in the state of power-on.
+    /// Builds the device in the state of power-on, with the host's `getrandom` as its source.
     pub fn device() -> VirtioDevice<Self> {
-        let statistics = Statistics::default();
-        VirtioDevice::new(Self { companion: None, supply: Supply::empty(), statistics })
+        Self::with_source(|bytes| getrandom::fill(bytes).is_ok())
     }
 
-    /// Sends an empty block to the companion to be filled, and takes a filled one back.
+    /// Builds the device in the state of power-on, with a source of its own. The source fills its
+    /// argument with random bytes, and returns whether it had them. A companion calls it, so it may
+    /// wait on a machine whose companions have threads.
+    pub fn with_source(source: impl Fn(&mut [u8]) -> bool + Send + Sync + 'static) -> VirtioDevice<Self> {
+        VirtioDevice::new(Self {
+            source: Arc::new(source),
+            companion: None,
+            supply: Supply::empty(),
+            statistics: Statistics::default(),
+        })
+    }
+
+    /// Takes a filled block back from the companion, and sends it an empty one when that is due.
     fn refill(&mut self, context: &mut Context<'_>) {
-        if let Supply::Filling = self.supply
-            && let Some(Filled { block, is_random }) = self.companion.as_mut().and_then(DeviceEnd::receive)
-        {
-            self.supply = if is_random {
-                Supply::Ready(block, 0)
-            } else {
-                self.statistics.failures += 1;
-                Supply::Empty(block, context.now().after(RETRY))
-            };
+        if let Supply::Filling = self.supply {
+            self.take_block(context);
         }
 
         if let Supply::Empty(_, refill_at) = self.supply
@@ -143,23 +163,58 @@ impl VirtioRng {
         }
     }
 
-    /// Sends the empty block to the companion, and starts the companion first if there is none.
-    fn send_block(&mut self, context: &mut Context<'_>) {
-        if self.companion.is_none() {
-            // Without a companion the driver's buffers wait, and the next refill tries again.
-            self.companion = context.start_companion(COMPANION, EntropySource::default()).ok();
-        }
+    /// Takes the block back if the companion has filled it, or has failed to.
+    fn take_block(&mut self, context: &mut Context<'_>) {
         let Some(companion) = &mut self.companion else { return };
 
-        match std::mem::replace(&mut self.supply, Supply::Filling) {
-            Supply::Empty(block, _) => {
-                // A companion that takes no block has ended. The next reset replaces it.
-                if let Err(SendError::Full(block) | SendError::Ended(block)) = companion.send(block) {
-                    self.supply = Supply::Empty(block, Nanos::NEVER);
-                }
+        match companion.receive() {
+            Some(Filled { block, is_random: true }) => self.supply = Supply::Ready(block, 0),
+            Some(Filled { block, .. }) => {
+                self.statistics.failures += 1;
+                self.retry_later(context, block);
             }
-            other => self.supply = other,
+            // A companion that is halted keeps the block.
+            None if companion.halt().is_some() => {
+                self.statistics.failures += 1;
+                self.companion = None;
+                self.retry_later(context, new_block());
+            }
+            None => {}
         }
+    }
+
+    /// Sends the empty block to the companion, and starts the companion first if there is none.
+    fn send_block(&mut self, context: &mut Context<'_>) {
+        let block = match std::mem::replace(&mut self.supply, Supply::Filling) {
+            Supply::Empty(block, _) => block,
+            other => {
+                self.supply = other;
+                return;
+            }
+        };
+
+        let companion = match self.companion.take() {
+            Some(companion) => Ok(companion),
+            None => {
+                let source = EntropySource { source: Arc::clone(&self.source), unsent: None };
+                context.start_companion(COMPANION, source)
+            }
+        };
+        // The machine has no thread for the companion now.
+        let Ok(mut companion) = companion else { return self.retry_later(context, block) };
+
+        match companion.send(block) {
+            Ok(()) => self.companion = Some(companion),
+            // The companion is halted, and the next try starts another one.
+            Err(SendError::Full(block) | SendError::Ended(block)) => self.retry_later(context, block),
+        }
+    }
+
+    /// Keeps the empty block until [`RETRY`] from now, and asks for a step at that time.
+    fn retry_later(&mut self, context: &mut Context<'_>, block: Block) {
+        let refill_at = context.now().after(RETRY);
+        self.supply = Supply::Empty(block, refill_at);
+        context.wake_at(refill_at);
     }
 
     /// Fills the next buffer, if there is one and bytes for it. Returns the descriptors used.

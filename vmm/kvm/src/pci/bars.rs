@@ -197,13 +197,14 @@ impl PluggedBar {
     }
 
     /// Maps the areas into the guest, and connects the doorbells. Accesses to a part that KVM
-    /// refuses, because another BAR has its addresses, continue to cause exits.
+    /// refuses, because another BAR has its addresses, continue to cause exits. A guest can move
+    /// BARs as often as it likes, so a refusal is not in the log by default.
     fn map(&mut self, slots: &Slots) {
         let Some(address) = self.decoded else { return };
         for area in &self.areas {
             match slots.map(address + area.offset, area.memory.clone(), area.access) {
                 Ok(slot) => self.slots.push(slot),
-                Err(error) => tracing::warn!(%error, bar = self.bar.index, "an area is not mapped"),
+                Err(error) => tracing::debug!(%error, bar = self.bar.index, "an area is not mapped"),
             }
         }
 
@@ -215,7 +216,7 @@ impl PluggedBar {
             match slots.connect_doorbell(at, &doorbell.event) {
                 Ok(()) => self.connected.push((at, doorbell.clone())),
                 Err(error) => {
-                    tracing::warn!(%error, bar = self.bar.index, "writes of a doorbell cause exits")
+                    tracing::debug!(%error, bar = self.bar.index, "writes of a doorbell cause exits")
                 }
             }
         }

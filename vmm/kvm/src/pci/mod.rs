@@ -257,7 +257,7 @@ impl Plugged {
         }
 
         if let Err(error) = self.function.config_read(register, data) {
-            tracing::warn!(%error, register, "a read of the configuration space");
+            tracing::debug!(%error, register, "a read of the configuration space");
             data.fill(0xff);
         }
         for (at, byte) in (register..).zip(data) {
@@ -276,7 +276,7 @@ impl Plugged {
     fn config_write(&self, register: u16, data: &[u8], memory: &Slots) -> Option<MutexGuard<'_, State>> {
         let mut state = self.state();
         if let Err(error) = self.function.config_write(register, data) {
-            tracing::warn!(%error, register, "a write to the configuration space");
+            tracing::debug!(%error, register, "a write to the configuration space");
         }
 
         if self.reset.is_some_and(|reset| reset.is_requested(register, data)) {

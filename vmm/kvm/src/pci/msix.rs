@@ -12,6 +12,7 @@ use crate::{
     function::{Function, FunctionError},
     hypervisor::Message,
     interrupts::{Interrupts, MessageNumber},
+    ports::access_bytes,
 };
 
 use super::capability;
@@ -140,9 +141,11 @@ impl Msix {
         }
     }
 
-    /// Writes to the table, at an offset from its start.
+    /// Writes to the table, at an offset from its start. Bytes beyond its end are ignored.
     pub(crate) fn write_table(&mut self, offset: u64, data: &[u8]) {
         let offset = offset as usize;
+        let inside = self.table.len().saturating_sub(offset).min(data.len());
+        let data = &data[..inside];
         for (at, byte) in (offset..).zip(data) {
             if let Some(entry) = self.table.get_mut(at) {
                 *entry = *byte;
@@ -152,9 +155,13 @@ impl Msix {
         let last = (offset + data.len()).div_ceil(ENTRY).min(self.vectors.len());
         (offset / ENTRY..last).for_each(|vector| self.refresh(vector));
 
-        // The function gets the write last: when it unmasks a vector, the eventfd is there.
-        let at = self.location.table.start + offset as u64;
-        report("a write to the MSI-X table", self.function.bar_write(self.location.bar, at, data));
+        // The function gets the write last: when it unmasks a vector, the eventfd is there. A server
+        // would refuse a write across the table's end.
+        let start = self.location.table.start + offset as u64;
+        let access_bytes = access_bytes(data.len());
+        for (at, part) in (start..).step_by(access_bytes).zip(data.chunks(access_bytes)) {
+            report("a write to the MSI-X table", self.function.bar_write(self.location.bar, at, part));
+        }
     }
 
     /// Returns whether the guest has enabled MSI-X.
@@ -244,9 +251,10 @@ fn masked_table(vectors: usize) -> Vec<u8> {
     table
 }
 
-/// Logs an error of an operation that the guest's access started: the access itself cannot fail.
+/// Logs an error of an operation that the guest's access started: the access itself cannot fail. A
+/// guest can cause any number of them, so they are not in the log by default.
 fn report<E: std::fmt::Display>(operation: &str, result: Result<(), E>) {
     if let Err(error) = result {
-        tracing::warn!(%error, "{operation}");
+        tracing::debug!(%error, "{operation}");
     }
 }

@@ -9,7 +9,7 @@ use std::{
     },
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
 };
 
@@ -40,6 +40,10 @@ pub(crate) struct Card {
     config: Mutex<[u8; 256]>,
     /// The writes that reached the card, except those to its MSI-X table.
     writes: Mutex<Vec<(u64, u32)>>,
+    /// The writes to the MSI-X table, and to what follows it.
+    table_writes: Mutex<Vec<(u64, Vec<u8>)>>,
+    /// Whether all accesses fail.
+    is_broken: AtomicBool,
     vector: Mutex<Option<File>>,
     line: Mutex<Option<File>>,
     resets: AtomicU32,
@@ -53,6 +57,8 @@ impl Card {
             file: Arc::new(file),
             config: Mutex::new(config()),
             writes: Mutex::default(),
+            table_writes: Mutex::default(),
+            is_broken: AtomicBool::new(false),
             vector: Mutex::default(),
             line: Mutex::default(),
             resets: AtomicU32::new(0),
@@ -67,6 +73,23 @@ impl Card {
     /// Returns the writes that reached the card.
     pub(crate) fn writes(&self) -> Vec<(u64, u32)> {
         self.writes.lock().unwrap().clone()
+    }
+
+    /// Returns the writes to the MSI-X table, and to what follows it: offsets and bytes.
+    pub(crate) fn table_writes(&self) -> Vec<(u64, Vec<u8>)> {
+        self.table_writes.lock().unwrap().clone()
+    }
+
+    /// Makes all further accesses fail, as those to a server that is gone do.
+    pub(crate) fn break_down(&self) {
+        self.is_broken.store(true, Ordering::Relaxed);
+    }
+
+    fn check(&self) -> Result<(), FunctionError> {
+        match self.is_broken.load(Ordering::Relaxed) {
+            true => Err(FunctionError::Malformed("a broken card".into())),
+            false => Ok(()),
+        }
     }
 
     /// Returns a word of the memory behind the areas.
@@ -121,13 +144,14 @@ impl Function for Card {
     }
 
     fn config_read(&self, offset: u16, data: &mut [u8]) -> Result<(), FunctionError> {
+        self.check()?;
         let (config, at) = (self.config.lock().unwrap(), usize::from(offset));
         data.copy_from_slice(&config[at..at + data.len()]);
         Ok(())
     }
 
     fn config_write(&self, _: u16, _: &[u8]) -> Result<(), FunctionError> {
-        Ok(())
+        self.check()
     }
 
     fn bar_read(&self, _: u8, offset: u64, data: &mut [u8]) -> Result<(), FunctionError> {
@@ -140,7 +164,9 @@ impl Function for Card {
     }
 
     fn bar_write(&self, _: u8, offset: u64, data: &[u8]) -> Result<(), FunctionError> {
+        self.check()?;
         if offset >= TABLE.into() {
+            self.table_writes.lock().unwrap().push((offset, data.to_vec()));
             return Ok(());
         }
 

@@ -1,12 +1,28 @@
 //! Devices in this process: driven through [`Function`] as the bus does it, and by a program.
 
-use std::{os::fd::AsFd, sync::Arc, time::Instant};
+use std::{
+    os::fd::AsFd,
+    process::Command,
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
 
-use nicforge_core::ids::{AttachmentId, FunctionId};
+use nicforge_core::{
+    companion::MAX_ABANDONED,
+    device::Device,
+    ids::{AttachmentId, FunctionId},
+};
 use nicforge_kvm::{End, Event, Function, LocalFunction, Ram};
 use nicforge_virtio::registers::{BAR_SIZE, ISR, MSIX_TABLE, NO_VECTOR, NOTIFY, common, feature, status};
-use nicforge_virtio_devices::rng::VirtioRng;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nicforge_virtio_devices::rng::{self, VirtioRng};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::resource::{Resource, getrlimit, setrlimit},
+};
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::{
@@ -28,6 +44,16 @@ const ENTRIES: u16 = 4;
 const WRITE: u32 = 2;
 /// The register that enables memory and bus mastering.
 const COMMAND_MASTER: u32 = 6;
+
+/// Time after which an entropy device asks its source again.
+const RETRY: Duration = Duration::from_nanos(rng::RETRY);
+
+/// Longest call of a source before its companion counts as hung, in nanoseconds.
+const POLL_LIMIT: u64 = 4_000_000;
+/// The variable that is set for the process that can start no thread.
+const WITHOUT_THREADS: &str = "NICFORGE_TEST_WITHOUT_THREADS";
+/// Memory that is less than a thread's stack, and enough for all else.
+const LITTLE_MEMORY: u64 = 1 << 20;
 
 /// A store of a driver: offset in BAR 0, value, and width in bytes.
 type Store = (u64, u32, usize);
@@ -68,20 +94,25 @@ fn one_buffer() -> [(u32, u32); 5] {
 }
 
 /// A driver that reaches a device as the bus of a virtual machine does.
-struct Driver {
-    function: LocalFunction,
+pub(crate) struct Driver {
+    pub(crate) function: LocalFunction,
     ram: Ram,
 }
 
 impl Driver {
     fn new() -> Self {
-        let function = LocalFunction::of_device("rng0", Box::new(VirtioRng::device())).unwrap();
+        Self::of("rng0", Box::new(VirtioRng::device()))
+    }
+
+    /// Returns the driver of a device whose first queue has buffers that the device writes.
+    pub(crate) fn of(name: &str, device: Box<dyn Device>) -> Self {
+        let function = LocalFunction::of_device(name, device).unwrap();
         let ram = Ram::new(4 << 20).unwrap();
         function.map_ram(&ram).unwrap();
         Self { function, ram }
     }
 
-    fn set_up(&self) {
+    pub(crate) fn set_up(&self) {
         self.set_up_with(1);
     }
 
@@ -93,6 +124,15 @@ impl Driver {
         for (address, value) in one_buffer() {
             self.ram.memory().write_obj(value, GuestAddress(address.into())).unwrap();
         }
+    }
+
+    /// Sets the device up and notifies it of the buffer. Returns the eventfd of the queue's vector.
+    fn request(&self) -> Event {
+        self.set_up();
+        let event = Event::new().unwrap();
+        self.function.bind_vector(1, event.as_fd()).unwrap();
+        self.function.bar_write(0, NOTIFY, &[0, 0]).unwrap();
+        event
     }
 
     fn status(&self) -> u8 {
@@ -108,7 +148,7 @@ impl Driver {
     }
 
     /// Returns the index of the used ring, and the length of its first entry.
-    fn used(&self) -> (u16, u32) {
+    pub(crate) fn used(&self) -> (u16, u32) {
         let memory = self.ram.memory();
         let at = |offset: u32| GuestAddress((USED + offset).into());
         (memory.read_obj(at(2)).unwrap(), memory.read_obj(at(8)).unwrap())
@@ -116,7 +156,7 @@ impl Driver {
 }
 
 /// Waits for an eventfd, and takes its count.
-fn wait(event: &Event) -> u64 {
+pub(crate) fn wait(event: &Event) -> u64 {
     let deadline = Instant::now() + LIMIT;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -147,10 +187,7 @@ fn device_is_described_as_on_a_bus() {
 #[test]
 fn notified_device_fills_a_buffer_and_signals_the_vectors_eventfd() {
     let driver = Driver::new();
-    driver.set_up();
-    let event = Event::new().unwrap();
-    driver.function.bind_vector(1, event.as_fd()).unwrap();
-    driver.function.bar_write(0, NOTIFY, &[0, 0]).unwrap();
+    let event = driver.request();
 
     assert_eq!(wait(&event), 1);
     assert_eq!(driver.used(), (1, LENGTH));
@@ -173,7 +210,7 @@ fn doorbell_is_a_notification() {
     let deadline = Instant::now() + LIMIT;
     while driver.notifications() == 0 {
         assert!(Instant::now() < deadline, "no notification in {LIMIT:?}");
-        std::thread::yield_now();
+        thread::yield_now();
     }
 }
 
@@ -228,6 +265,114 @@ fn attachment_is_free_again_after_its_function() {
     drop(driver);
     assert!(machine.function(FunctionId(0), AttachmentId(0)).is_ok());
     assert!(machine.function(FunctionId(1), AttachmentId(0)).is_err());
+}
+
+/// A source of random bytes whose callers wait until a test opens it.
+#[derive(Default)]
+struct Gate {
+    is_open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    /// Waits until the source is open, and returns bytes that are not 0.
+    fn fill(&self, bytes: &mut [u8]) -> bool {
+        let is_open = self.is_open.lock().unwrap();
+        drop(self.opened.wait_while(is_open, |is_open| !*is_open).unwrap());
+        bytes.fill(1);
+        true
+    }
+
+    fn open(&self) {
+        *self.is_open.lock().unwrap() = true;
+        self.opened.notify_all();
+    }
+}
+
+/// Returns the number of threads of an entropy device whose source waited for too long.
+fn abandoned(driver: &Driver) -> usize {
+    let companions = driver.function.machine().with(|machine| machine.companions(FunctionId(0)));
+    companions.unwrap().iter().map(|companion| companion.abandoned).sum()
+}
+
+#[test]
+fn buffer_gets_bytes_after_its_source_has_panicked() {
+    let panics = AtomicBool::new(true);
+    let source = move |bytes: &mut [u8]| {
+        assert!(!panics.swap(false, Ordering::Relaxed), "the source panics for the test");
+        bytes.fill(1);
+        true
+    };
+    let driver = Driver::of("rng0", Box::new(VirtioRng::with_source(source)));
+    let event = driver.request();
+
+    assert_eq!(wait(&event), 1);
+    assert_eq!(driver.used(), (1, LENGTH));
+}
+
+#[test]
+fn buffer_gets_bytes_after_its_source_has_hung() {
+    let gate = Arc::new(Gate::default());
+    let source = {
+        let gate = gate.clone();
+        move |bytes: &mut [u8]| gate.fill(bytes)
+    };
+    let driver = Driver::of("rng0", Box::new(VirtioRng::with_source(source)));
+    driver.function.machine().with(|machine| machine.set_companion_limit(POLL_LIMIT)).unwrap();
+    let event = driver.request();
+
+    // So many threads wait in the source that the machine starts no more.
+    let deadline = Instant::now() + LIMIT;
+    while abandoned(&driver) < MAX_ABANDONED {
+        assert!(Instant::now() < deadline, "{} threads in {LIMIT:?}", abandoned(&driver));
+        thread::sleep(RETRY);
+    }
+    assert_eq!(driver.used(), (0, 0));
+
+    gate.open();
+    assert_eq!(wait(&event), 1);
+    assert_eq!(driver.used(), (1, LENGTH));
+}
+
+#[test]
+fn buffer_gets_bytes_once_the_process_can_start_a_thread() {
+    // The limit applies to a whole process.
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "local::process_without_room_for_threads", "--nocapture", "--test-threads=1"])
+        .env(WITHOUT_THREADS, "1")
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{child:?}");
+    assert!(String::from_utf8_lossy(&child.stdout).contains("1 passed"), "{child:?}");
+}
+
+/// The body of the process that can start no thread for some time. Among the other tests it does
+/// nothing.
+#[test]
+fn process_without_room_for_threads() {
+    if std::env::var_os(WITHOUT_THREADS).is_none() {
+        return;
+    }
+    let driver = Driver::new();
+    let (soft, hard) = getrlimit(Resource::RLIMIT_AS).unwrap();
+    setrlimit(Resource::RLIMIT_AS, mapped_bytes() + LITTLE_MEMORY, hard).unwrap();
+    assert!(thread::Builder::new().spawn(|| {}).is_err());
+
+    let event = driver.request();
+    // The device tries several times in vain.
+    thread::sleep(4 * RETRY);
+    assert_eq!(driver.used(), (0, 0));
+
+    setrlimit(Resource::RLIMIT_AS, soft, hard).unwrap();
+    assert_eq!(wait(&event), 1);
+    assert_eq!(driver.used(), (1, LENGTH));
+}
+
+/// Returns the size of this process's address space.
+fn mapped_bytes() -> u64 {
+    let sizes = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = sizes.split(' ').next().unwrap().parse().unwrap();
+    pages * 4096
 }
 
 /// Returns the register of a function's MSI-X capability.

@@ -7,11 +7,13 @@
 
 mod card;
 mod confine;
+mod devices;
 mod local;
 mod packed;
 mod payload;
 mod reset;
 mod rig;
+mod slow;
 
 use nicforge_kvm::{End, Vm, VmConfig, VmError};
 

@@ -34,6 +34,18 @@ impl Payload {
         self
     }
 
+    /// Reads `count` bytes from a port to an address by one instruction: `rep insb`.
+    pub(crate) fn read_string(mut self, port: u16, address: u32, count: u32) -> Self {
+        self.0.push(0xbf);
+        self = self.append(&[address]);
+        self.0.push(0xb9);
+        self = self.append(&[count]);
+        self.0.extend([0x66, 0xba]);
+        self.0.extend(port.to_le_bytes());
+        self.0.extend([0xf3, 0x6c]);
+        self
+    }
+
     /// Appends another program.
     pub(crate) fn then(mut self, other: Self) -> Self {
         self.0.extend(other.0);

@@ -1,8 +1,16 @@
 //! Resets: of the machine by its guest, and of a function by its driver.
 
-use std::sync::Arc;
+use std::{sync::Arc, thread};
 
-use nicforge_kvm::End;
+use nicforge_core::{
+    context::Context,
+    device::{Device, Reset, Write},
+    ids::{Address, AttachmentId, FunctionId},
+    machine::Machine,
+    spec::{AttachmentSpec, BarSpec, FunctionSpec, Identity},
+};
+use nicforge_engine::{Engine, EngineConfig, Stop};
+use nicforge_kvm::{End, RemoteFunction};
 
 use crate::{
     APIC_REQUESTS, REQUEST,
@@ -13,6 +21,8 @@ use crate::{
 
 /// An address in RAM.
 const WORD: u32 = 0x20_0000;
+/// The value of all registers of [`LineOnly`].
+const LINE_ONLY_VALUE: u32 = 0x6c69_6e65;
 /// The register with the bit that resets a function, and the bit.
 const DEVICE_CONTROL: u32 = EXPRESS + 8;
 const INITIATE_RESET: u16 = 1 << 15;
@@ -44,6 +54,71 @@ fn machine_that_resets_itself_starts_anew_with_empty_ram_and_reset_functions() {
     }
     started.running.stop();
     assert_eq!(Arc::strong_count(&card), 1);
+}
+
+/// A device whose function has an interrupt line and no MSI-X.
+struct LineOnly;
+
+impl Device for LineOnly {
+    fn spec(&self) -> FunctionSpec {
+        let identity = Identity {
+            vendor: 0x1efc,
+            device: 1,
+            subsystem_vendor: 0,
+            subsystem: 0,
+            class: 0xff_00_00,
+            revision: 0,
+        };
+        FunctionSpec {
+            attachments: vec![AttachmentSpec { name: "user".into(), group: 0 }],
+            bars: [Some(BarSpec::trapped(4096)), None, None, None, None, None],
+            intx: true,
+            ..FunctionSpec::hub(identity)
+        }
+    }
+
+    fn read(&mut self, _: &mut Context<'_>, _: AttachmentId, _: Address, data: &mut [u8]) {
+        data.copy_from_slice(&LINE_ONLY_VALUE.to_le_bytes()[..data.len()]);
+    }
+
+    fn write(&mut self, _: &mut Context<'_>, _: AttachmentId, _: Address, _: &[u8]) -> Write {
+        Write::Accepted
+    }
+
+    fn reset(&mut self, _: &mut Context<'_>, _: Reset) {}
+}
+
+#[test]
+fn machine_with_a_served_function_without_msix_starts_anew() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("line0");
+    let mut machine = Machine::new();
+    machine.add_function("line0", Box::new(LineOnly)).unwrap();
+    let mut engine = Engine::new(machine, EngineConfig::default()).unwrap();
+    engine.listen(FunctionId(0), AttachmentId(0), &socket).unwrap();
+
+    let stop = Stop::new().unwrap();
+    let (ends, output) = thread::scope(|scope| {
+        scope.spawn(|| engine.run(&stop).unwrap());
+        // The engine ends with this scope, whatever the result is.
+        let result = std::panic::catch_unwind(|| {
+            let function = RemoteFunction::connect(&socket, LIMIT).unwrap();
+            let program = set_up().show(BAR).reset();
+            let mut started = rig::start(program, vec![(SLOT, Arc::new(function))]);
+            let mut ends = vec![started.running.wait(LIMIT)];
+            started.running = started.running.restart().unwrap();
+            ends.push(started.running.wait(LIMIT));
+            (ends, started.output.bytes())
+        });
+        stop.stop();
+        result.unwrap()
+    });
+
+    assert_eq!(ends, [Some(End::Reset), Some(End::Reset)]);
+    assert_eq!(output, [LINE_ONLY_VALUE.to_le_bytes(), LINE_ONLY_VALUE.to_le_bytes()].concat());
 }
 
 #[test]

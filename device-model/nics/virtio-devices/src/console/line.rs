@@ -25,7 +25,7 @@ use nix::{
     fcntl::OFlag,
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt},
-    unistd::geteuid,
+    unistd::{Uid, geteuid},
 };
 use thiserror::Error;
 
@@ -130,6 +130,8 @@ struct Listener {
     path: PathBuf,
     /// Identity of the socket's file.
     file: FileId,
+    /// The server's user. A confined process may no longer ask for it when a client connects.
+    owner: Uid,
     /// The client that is connected, if there is one.
     client: Mutex<Option<Arc<UnixStream>>>,
 }
@@ -258,7 +260,8 @@ impl Listener {
         })?;
         let metadata = fs::symlink_metadata(path).map_err(system)?;
         let file = FileId::of(&metadata);
-        let listener = Self { socket, path: path.to_owned(), file, client: Mutex::default() };
+        let owner = geteuid();
+        let listener = Self { socket, path: path.to_owned(), file, owner, client: Mutex::default() };
 
         fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(system)?;
         listener.socket.set_nonblocking(true).map_err(system)?;
@@ -280,13 +283,19 @@ impl Listener {
             wait_for(&self.socket, PollFlags::POLLIN);
         }
         let (client, _) = self.socket.accept().ok()?;
-        if !may_use(&client) || client.set_nonblocking(true).is_err() {
+        if !self.admits(&client) || client.set_nonblocking(true).is_err() {
             return None;
         }
 
         let client = Arc::new(client);
         *self.current() = Some(Arc::clone(&client));
         Some(client)
+    }
+
+    /// Returns whether a client belongs to the server's user or to root.
+    fn admits(&self, client: &UnixStream) -> bool {
+        getsockopt(client, sockopt::PeerCredentials)
+            .is_ok_and(|peer| peer.uid() == 0 || peer.uid() == self.owner.as_raw())
     }
 
     /// Forgets a client that is gone.
@@ -348,12 +357,6 @@ fn remove_stale(path: &Path) -> Result<(), LineError> {
         Ok(()) | Err(Errno::EAGAIN) => Err(LineError::InUse { path: path.to_owned() }),
         Err(errno) => Err(system(errno)),
     }
-}
-
-/// Returns whether a client belongs to the server's user or to root.
-fn may_use(client: &UnixStream) -> bool {
-    getsockopt(client, sockopt::PeerCredentials)
-        .is_ok_and(|peer| peer.uid() == 0 || peer.uid() == geteuid().as_raw())
 }
 
 /// Waits until a descriptor is ready, for [`MAX_WAIT_MS`] at most.
