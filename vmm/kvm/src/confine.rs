@@ -1,9 +1,9 @@
 //! A filter of system calls (seccomp) for a process that runs virtual machines.
 //!
 //! A guest that takes a processor's thread over finds a process that can open no file, connect to
-//! nothing, start no program, signal no other process, and map no memory as code. The filter allows what a machine needs
-//! from its start to its end: its processors, its memory slots, the messages of its functions, and
-//! the threads and files of its own devices.
+//! nothing, start no program, signal no other process, and map no memory as code. The filter allows
+//! what a machine needs from its start to its end: its processors, its memory slots, the messages
+//! of its functions, and the threads and files of its own devices.
 
 use std::{collections::BTreeMap, env::consts::ARCH, process};
 
