@@ -10,7 +10,7 @@ use nicforge_seastar_firmware::matching::{
 
 use super::{
     host::Arrival,
-    lists::{NoScatter, Scatter},
+    lists::{Direction, NoScatter, Scatter},
     state::State,
 };
 use crate::Error;
@@ -224,7 +224,7 @@ impl State {
     /// Tells the firmware where the data of a message go.
     fn receive(&mut self, token: u32, mut receiving: Receiving) -> Result<(), Error> {
         let Receiving { process: number, start, address, length, .. } = receiving;
-        let scatter = match self.scatter(number, start, address, length) {
+        let scatter = match self.scatter(Direction::Receive, number, start, address, length) {
             Ok(scatter) => scatter,
             Err(NoScatter::Later) => {
                 self.awaiting_list.push_back((token, receiving));
@@ -331,7 +331,8 @@ impl State {
             let scatter = match outgoing.source {
                 Source::None => Ok(Scatter::default()),
                 Source::Memory(address) => {
-                    self.scatter(outgoing.process, outgoing.start, address, outgoing.length)
+                    let OutgoingMessage { process, start, length, .. } = outgoing;
+                    self.scatter(Direction::Send, process, start, address, length)
                 }
                 Source::Inline(data) => Ok(self.lists.store_inline(token, &data, outgoing.length)?),
             };
@@ -363,13 +364,20 @@ impl State {
     }
 
     /// Describes memory of a process to the DMA engine: all `length` bytes from `address` on.
-    fn scatter(&mut self, process: u16, start: u32, address: u64, length: u32) -> Result<Scatter, NoScatter> {
+    fn scatter(
+        &mut self,
+        direction: Direction,
+        process: u16,
+        start: u32,
+        address: u64,
+        length: u32,
+    ) -> Result<Scatter, NoScatter> {
         let length = u64::from(length);
         let range = self.process(process, start).and_then(|process| {
             process.region(address, length).map(|(region, offset)| (region.clone(), offset))
         });
         match range {
-            Some((region, offset)) => self.lists.scatter(process, &region, offset, length),
+            Some((region, offset)) => self.lists.scatter(direction, process, &region, offset, length),
             None if length == 0 => Ok(Scatter::default()),
             None => Err(NoScatter::Never),
         }
