@@ -92,11 +92,14 @@ impl State {
         let is_matched = self.match_message(packet, token)?;
         if !is_matched && let Some(Some(process)) = self.processes.get_mut(target) {
             process.waiting.push_back(Arrival { packet: *packet, token });
+            return Ok(());
         }
-        Ok(())
+        // The message may have ended an operation, for which others wait.
+        self.match_waiting(packet.trusted.target_process)
     }
 
-    /// Matches messages that wait for a process, until one has to wait on.
+    /// Matches messages that wait for a process, until one has to wait on. A message that ends at
+    /// once does not call this: the loop goes on with the next one, and must find its own front.
     fn match_waiting(&mut self, process: u16) -> Result<(), Error> {
         while let Some(Some(entry)) = self.processes.get(usize::from(process))
             && let Some(&Arrival { packet, token }) = entry.waiting.front()
@@ -221,7 +224,9 @@ impl State {
         self.try_command(receive).map(drop)
     }
 
-    /// Tells the firmware where the data of a message go.
+    /// Tells the firmware where the data of a message go. The operation ends at once if the
+    /// firmware refuses that, or if the data have no place. The caller then matches messages that
+    /// wait.
     fn receive(&mut self, token: u32, mut receiving: Receiving) -> Result<(), Error> {
         let Receiving { process: number, start, address, length, .. } = receiving;
         let scatter = match self.scatter(Direction::Receive, number, start, address, length) {
@@ -258,17 +263,19 @@ impl State {
     pub(super) fn retry_awaiting_list(&mut self) -> Result<(), Error> {
         for _ in 0..self.awaiting_list.len() {
             let Some((token, receiving)) = self.awaiting_list.pop_front() else { break };
+            let process = receiving.process;
             self.receive(token, receiving)?;
+            self.match_waiting(process)?;
         }
         Ok(())
     }
 
     /// Handles the end of a message that was received.
     pub(super) fn handle_received(&mut self, token: u32, failure: u16) -> Result<(), Error> {
-        match self.receives.remove(&token) {
-            Some(receiving) => self.end_receiving(receiving, failure),
-            None => Ok(()),
-        }
+        let Some(receiving) = self.receives.remove(&token) else { return Ok(()) };
+        let process = receiving.process;
+        self.end_receiving(receiving, failure)?;
+        self.match_waiting(process)
     }
 
     /// Ends the operation of a message that was received, and queues its acknowledgement. `failure`
@@ -285,7 +292,7 @@ impl State {
         {
             self.queue_answer(number, start, Some(answer), sender, None);
         }
-        self.match_waiting(number)
+        Ok(())
     }
 
     /// Handles the end of a message that was sent.
