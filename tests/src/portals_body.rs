@@ -398,6 +398,60 @@ pub fn scattered_regions_use_command_lists(rig: &dyn Rig) {
     }
 }
 
+/// A put that needs a command list arrives while the kernel's own puts have as many lists as they
+/// can have, and cannot end before it.
+#[body]
+pub fn a_scattered_put_arrives_while_sends_use_lists(rig: &dyn Rig) {
+    // More puts than the kernel can have in flight, of more pieces than a command holds.
+    const PUTS: usize = 200;
+    const BYTES: u64 = 5 * 4096;
+    const FEW: u64 = 100;
+    let kernels = [kernel(rig, 0), kernel(rig, 1)];
+    let local = Process::new(rig, &kernels[0], 0, Mode::HostBased);
+    let local_on_card = Process::new(rig, &kernels[0], 1, Mode::NicBased);
+    let remote = Process::new(rig, &kernels[1], 0, Mode::HostBased);
+    let remote_on_card = Process::new(rig, &kernels[1], 1, Mode::NicBased);
+    let bench = Bench { processes: &[&local, &remote] };
+
+    let [source, local_sink, remote_sink] =
+        [&local, &local, &remote].map(|process| process.interface.allocate_scattered(BYTES, 4096).unwrap());
+    for (process, sink) in [(&local, &local_sink), (&remote, &remote_sink)] {
+        let options = Options::PUT | Options::MANAGE_REMOTE | Options::START_DISABLE;
+        process.post(&process.over(sink, options));
+    }
+    let from = local.interface.bind_descriptor(&Descriptor::over(&source)).unwrap();
+    let from_card = [&local_on_card, &remote_on_card].map(|process| {
+        let source = process.region(BYTES);
+        source.write(0, &pattern(1, BYTES as usize)).unwrap();
+        process.bind(&source)
+    });
+    source.write(0, &pattern(2, BYTES as usize)).unwrap();
+    let [to_local, to_remote] = [&local, &remote].map(|process| Target::new(process.id(), PORTAL, BITS));
+
+    // The remote kernel handles nothing yet: the first message keeps the others, and with them
+    // their acknowledgements, until the put to the local process is on its way.
+    local_on_card.put(&from_card[0], (0, FEW), &to_remote);
+    let local_bench = Bench { processes: &[&local_on_card, &local] };
+    local_bench.wait_for_events(&local_on_card, &[EventKind::SendStart, EventKind::SendEnd]);
+    for _ in 0..PUTS {
+        local.put(&from, (0, BYTES), &to_remote);
+    }
+    remote_on_card.put(&from_card[1], (0, BYTES), &to_local);
+    rig.settle();
+
+    assert_eq!(u64::from(bench.wait_for_event(&remote).message.moved), FEW);
+    let arrivals = std::iter::once(&local).chain(std::iter::repeat_n(&remote, PUTS));
+    for process in arrivals {
+        let event = bench.wait_for_event(process);
+        assert_eq!((u64::from(event.message.moved), event.failure), (BYTES, None));
+    }
+    for (seed, sink) in [(1, local_sink), (2, remote_sink)] {
+        let mut arrived = vec![0; BYTES as usize];
+        sink.read(0, &mut arrived).unwrap();
+        assert!(arrived == pattern(seed, BYTES as usize));
+    }
+}
+
 /// Calls that can't be carried out are refused with the reason.
 #[body]
 pub fn bad_calls_are_refused(rig: &dyn Rig) {

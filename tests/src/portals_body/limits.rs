@@ -95,3 +95,20 @@ pub fn a_queue_that_is_not_read_reports_lost_events(rig: &dyn Rig) {
         assert!(remaining.windows(2).all(|pair| pair[1] == pair[0] + 1));
     });
 }
+
+/// An event queue that finds no memory leaves that of smaller queues to later ones.
+#[body]
+pub fn a_refused_queue_leaves_memory_for_smaller_ones(rig: &dyn Rig) {
+    // These and the next queue fit into a region that queues share; the large one needs its own.
+    const SMALL: u32 = 64;
+    const LARGE: u32 = 2000;
+    let kernel = kernel(rig, 0);
+    let process = Process::new(rig, &kernel, 0, Mode::NicBased);
+    let first = process.interface.allocate_queue(SMALL).unwrap();
+    let full = std::iter::repeat_with(|| process.interface.allocate(4096)).find_map(Result::err);
+    assert_eq!(full, Some(Error::TooManyRegions));
+
+    assert_eq!(process.interface.allocate_queue(LARGE).unwrap_err(), Error::TooManyRegions);
+    let second = process.interface.allocate_queue(SMALL).unwrap();
+    assert_eq!((first.capacity(), second.capacity()), (127, 127));
+}

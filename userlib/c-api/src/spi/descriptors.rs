@@ -72,9 +72,9 @@ pub(super) fn build(
             header.byte1 = fields.Hints_ABCD;
             header.byte2 = fields.Misc1;
             header.byte3 = fields.Misc2;
-            header.skip = fields.Skip as u8;
+            header.skip = skip(fields.Skip)?;
         }
-        Route::Collective(fields) => header.skip = fields.Skip as u8,
+        Route::Collective(fields) => header.skip = skip(fields.Skip)?,
     }
     if let Target::MemoryFifo(fields) = target {
         // The header of a memory-FIFO packet has the software's bit where that of a put has the
@@ -82,6 +82,11 @@ pub(super) fn build(
         header.unit.set_paced(fields.SoftwareBit & 1 == 1);
     }
     Ok(descriptor)
+}
+
+/// Returns the number of words that the injection checksum skips, as a field of 8 bits.
+fn skip(value: u16) -> Result<u8, Failure> {
+    u8::try_from(value).map_err(|_| invalid(format!("Skip is {value}: it is 255 at most")))
 }
 
 /// Returns the payload of a message: memory, or a word that an atomic operation loads.

@@ -352,6 +352,11 @@ fn other_memory_and_invalid_fields_are_refused() {
     // There is no virtual channel 7.
     info.Pt2Pt.Misc2 = 7 << 5;
     assert_eq!(create(&mut info), -libc::EINVAL);
+    // The field of the header has 8 bits.
+    info.Pt2Pt = MUSPI_Pt2PtDescriptorInfoFields_t { Skip: 256, ..local_route() };
+    assert_eq!(create(&mut info), -libc::EINVAL);
+    info.Pt2Pt.Skip = 255;
+    assert_eq!(create(&mut info), 0);
     info.Pt2Pt = local_route();
     // A node has base addresses 0 to 543.
     info.DirectPut.Rec_Payload_Base_Address_Id = 544;

@@ -127,10 +127,11 @@ impl Endpoint {
     /// data that the receiver has asked for. The put may also end the wait for a receive that has
     /// failed.
     fn handle_matched_receive(&mut self, receive: Handle, event: &Event) -> Result<(), Error> {
-        let Some(entry) = self.requests.get_mut(receive).filter(|_| !self.fetches.release_kept(receive))
-        else {
+        // A kept buffer is released even if its request is gone.
+        if self.fetches.release_kept(receive) {
             return Ok(());
-        };
+        }
+        let Some(entry) = self.requests.get_mut(receive) else { return Ok(()) };
         if matches!(entry.state, State::Fetching) {
             return self.handle_fetched(receive, event);
         }

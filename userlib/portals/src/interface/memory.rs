@@ -93,8 +93,9 @@ impl Interface {
         }
 
         let mut memory = runtime::lock(&self.memory);
-        let (region, at) = match memory.queues.take() {
-            Some((region, used)) if region.len() - used >= bytes => (region, used),
+        // A refused allocation leaves the present region to later queues.
+        let (region, at) = match &memory.queues {
+            Some((region, used)) if region.len() - used >= bytes => (region.clone(), *used),
             _ => (self.allocate_in(&mut memory, bytes.max(QUEUE_CHUNK))?, 0),
         };
         memory.queues = Some((region.clone(), at + bytes));

@@ -1,14 +1,17 @@
 //! The kernel's memory for the DMA engines: command lists, and data of short messages.
 
 use nicforge_driver::{Device, DmaBuffer, HugePages};
-use nicforge_hwi::seastar::{INLINE, KERNEL, MAX_PIECES, PIECES, Piece};
+use nicforge_hwi::seastar::{INLINE, KERNEL, KERNEL_MESSAGES, MAX_PIECES, PIECES, Piece, STREAMS};
 use zerocopy::IntoBytes;
 
 use crate::{Error, region::Pieces};
 
-/// Number of command lists: the maximum number of messages of more than [`PIECES`] pieces that are
-/// moved at a time.
-const LISTS: u16 = 64;
+/// Number of command lists for messages that are received: one for each stream of the card.
+const RECEIVE_LISTS: u16 = STREAMS;
+/// Number of command lists for messages that are sent: as many as can be in flight.
+const SEND_LISTS: u16 = KERNEL_MESSAGES;
+/// Number of all command lists, which take 5 MiB.
+const LISTS: u16 = RECEIVE_LISTS + SEND_LISTS;
 /// Maximum number of messages in flight that the kernel has sent.
 pub(crate) const MAX_SENDS: u16 = 1024;
 /// Bytes of a command list.
@@ -27,9 +30,17 @@ pub(crate) struct Scatter {
     pub(crate) list: Option<u16>,
 }
 
+/// Direction of a message. Each has command lists of its own: the acknowledgements that free those
+/// of messages that are sent come behind the data of messages that are received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Send,
+    Receive,
+}
+
 /// Reason why memory can't be described to the DMA engine.
 pub(crate) enum NoScatter {
-    /// All command lists are in use. It is possible later.
+    /// All command lists of the direction are in use. It is possible later.
     Later,
     /// The memory has too many pieces, or is not the process's.
     Never,
@@ -37,10 +48,12 @@ pub(crate) enum NoScatter {
 
 /// The kernel's memory for the DMA engines.
 pub(crate) struct Lists {
-    /// All command lists.
+    /// All command lists: first those for receiving, then those for sending.
     lists: DmaBuffer,
-    /// Indices of the free command lists.
-    free: Vec<u16>,
+    /// Indices of the free command lists for messages that are received.
+    free_for_receives: Vec<u16>,
+    /// Indices of the free command lists for messages that are sent.
+    free_for_sends: Vec<u16>,
     /// Data of short messages, one slot for each message in flight.
     inline: DmaBuffer,
 }
@@ -50,14 +63,16 @@ impl Lists {
     pub(crate) fn allocate(device: &Device) -> Result<Self, Error> {
         Ok(Self {
             lists: device.dma_buffer(usize::from(LISTS) * LIST_BYTES as usize, HugePages::Try)?,
-            free: (0..LISTS).rev().collect(),
+            free_for_receives: (0..RECEIVE_LISTS).rev().collect(),
+            free_for_sends: (RECEIVE_LISTS..LISTS).rev().collect(),
             inline: device.dma_buffer(usize::from(MAX_SENDS) * INLINE, HugePages::Never)?,
         })
     }
 
-    /// Describes a range of a region of a process to the DMA engine.
+    /// Describes a range of a region of a process to the DMA engine, for a message of a direction.
     pub(crate) fn scatter(
         &mut self,
+        direction: Direction,
         process: u16,
         region: &Pieces,
         offset: u64,
@@ -77,7 +92,11 @@ impl Lists {
         }
         let mut scatter = Scatter { count: count as u16, ..Scatter::default() };
         if count > PIECES as u64 {
-            let list = self.free.pop().ok_or(NoScatter::Later)?;
+            let free = match direction {
+                Direction::Receive => &mut self.free_for_receives,
+                Direction::Send => &mut self.free_for_sends,
+            };
+            let list = free.pop().ok_or(NoScatter::Later)?;
             scatter.list = Some(list);
             scatter.address = self.lists.iova() + u64::from(list) * LIST_BYTES;
         }
@@ -143,6 +162,8 @@ impl Lists {
 
     /// Frees the command list of a message that has ended.
     pub(crate) fn release(&mut self, scatter: &Scatter) {
-        self.free.extend(scatter.list);
+        let Some(list) = scatter.list else { return };
+        let free = if list < RECEIVE_LISTS { &mut self.free_for_receives } else { &mut self.free_for_sends };
+        free.push(list);
     }
 }

@@ -10,7 +10,7 @@ use nicforge_seastar_firmware::matching::{
 
 use super::{
     host::Arrival,
-    lists::{NoScatter, Scatter},
+    lists::{Direction, NoScatter, Scatter},
     state::State,
 };
 use crate::Error;
@@ -92,11 +92,14 @@ impl State {
         let is_matched = self.match_message(packet, token)?;
         if !is_matched && let Some(Some(process)) = self.processes.get_mut(target) {
             process.waiting.push_back(Arrival { packet: *packet, token });
+            return Ok(());
         }
-        Ok(())
+        // The message may have ended an operation, for which others wait.
+        self.match_waiting(packet.trusted.target_process)
     }
 
-    /// Matches messages that wait for a process, until one has to wait on.
+    /// Matches messages that wait for a process, until one has to wait on. A message that ends at
+    /// once does not call this: the loop goes on with the next one, and must find its own front.
     fn match_waiting(&mut self, process: u16) -> Result<(), Error> {
         while let Some(Some(entry)) = self.processes.get(usize::from(process))
             && let Some(&Arrival { packet, token }) = entry.waiting.front()
@@ -221,10 +224,12 @@ impl State {
         self.try_command(receive).map(drop)
     }
 
-    /// Tells the firmware where the data of a message go.
+    /// Tells the firmware where the data of a message go. The operation ends at once if the
+    /// firmware refuses that, or if the data have no place. The caller then matches messages that
+    /// wait.
     fn receive(&mut self, token: u32, mut receiving: Receiving) -> Result<(), Error> {
         let Receiving { process: number, start, address, length, .. } = receiving;
-        let scatter = match self.scatter(number, start, address, length) {
+        let scatter = match self.scatter(Direction::Receive, number, start, address, length) {
             Ok(scatter) => scatter,
             Err(NoScatter::Later) => {
                 self.awaiting_list.push_back((token, receiving));
@@ -258,17 +263,19 @@ impl State {
     pub(super) fn retry_awaiting_list(&mut self) -> Result<(), Error> {
         for _ in 0..self.awaiting_list.len() {
             let Some((token, receiving)) = self.awaiting_list.pop_front() else { break };
+            let process = receiving.process;
             self.receive(token, receiving)?;
+            self.match_waiting(process)?;
         }
         Ok(())
     }
 
     /// Handles the end of a message that was received.
     pub(super) fn handle_received(&mut self, token: u32, failure: u16) -> Result<(), Error> {
-        match self.receives.remove(&token) {
-            Some(receiving) => self.end_receiving(receiving, failure),
-            None => Ok(()),
-        }
+        let Some(receiving) = self.receives.remove(&token) else { return Ok(()) };
+        let process = receiving.process;
+        self.end_receiving(receiving, failure)?;
+        self.match_waiting(process)
     }
 
     /// Ends the operation of a message that was received, and queues its acknowledgement. `failure`
@@ -285,7 +292,7 @@ impl State {
         {
             self.queue_answer(number, start, Some(answer), sender, None);
         }
-        self.match_waiting(number)
+        Ok(())
     }
 
     /// Handles the end of a message that was sent.
@@ -331,7 +338,8 @@ impl State {
             let scatter = match outgoing.source {
                 Source::None => Ok(Scatter::default()),
                 Source::Memory(address) => {
-                    self.scatter(outgoing.process, outgoing.start, address, outgoing.length)
+                    let OutgoingMessage { process, start, length, .. } = outgoing;
+                    self.scatter(Direction::Send, process, start, address, length)
                 }
                 Source::Inline(data) => Ok(self.lists.store_inline(token, &data, outgoing.length)?),
             };
@@ -363,13 +371,20 @@ impl State {
     }
 
     /// Describes memory of a process to the DMA engine: all `length` bytes from `address` on.
-    fn scatter(&mut self, process: u16, start: u32, address: u64, length: u32) -> Result<Scatter, NoScatter> {
+    fn scatter(
+        &mut self,
+        direction: Direction,
+        process: u16,
+        start: u32,
+        address: u64,
+        length: u32,
+    ) -> Result<Scatter, NoScatter> {
         let length = u64::from(length);
         let range = self.process(process, start).and_then(|process| {
             process.region(address, length).map(|(region, offset)| (region.clone(), offset))
         });
         match range {
-            Some((region, offset)) => self.lists.scatter(process, &region, offset, length),
+            Some((region, offset)) => self.lists.scatter(direction, process, &region, offset, length),
             None if length == 0 => Ok(Scatter::default()),
             None => Err(NoScatter::Never),
         }

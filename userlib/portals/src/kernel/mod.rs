@@ -48,9 +48,10 @@ pub(crate) fn check_granted(base: u64, length: u64) -> Result<(), Error> {
 /// share it.
 ///
 /// # Host-based mode
-/// The kernel runs inside the calls of interfaces, and of [`Kernel::progress`]. A program whose
-/// threads compute for long runs [`Kernel::serve`] on a thread of its own, which sleeps until the
-/// card interrupts it.
+/// The kernel runs inside the calls of interfaces in host-based mode, and of [`Kernel::progress`].
+/// Interfaces in NIC-based mode do not run it. A program whose threads compute for long, or wait
+/// for events of NIC-based processes alone, runs [`Kernel::serve`] on a thread of its own, which
+/// sleeps until the card interrupts it.
 pub struct Kernel {
     state: Mutex<State>,
     device: Device,
