@@ -13,8 +13,8 @@ use crate::{
 /// seven.
 const POLLS: u32 = 8;
 /// The part of a step's budget that each poll after the first has, and each turn between polls: a
-/// quarter, and at least 1. With a budget of 4 or more, all of them together thus have less than two
-/// turns, and a client that keeps its device busy has less than three in a step.
+/// quarter, and at least 1. With a budget of 4 or more, all of them together thus have less than
+/// two turns, and a client that keeps its device busy has less than three in a step.
 const SHARE: u32 = 4;
 
 impl Machine {

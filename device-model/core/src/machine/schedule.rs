@@ -190,8 +190,7 @@ impl Schedule {
 impl Machine {
     /// Runs one turn of each function that is awake, and returns the time of the next step.
     /// `budget` is the approximate number of packets for each function, at least 1. Functions that
-    /// companions have woken may also have short turns, with less than twice as much together if
-    /// the budget is at least 4.
+    /// companions have woken also have short turns, from a budget of 4 on less than two together.
     ///
     /// `now` is the current time; a time earlier than before counts as the time before. While there
     /// are clients, the caller should step every 50 ms or so, whatever the last result: a step

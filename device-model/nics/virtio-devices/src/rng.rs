@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A block that is refused by its source, or lost with a companion that halts, is replaced by an
-//! empty one, which goes to the companion [`RETRY`] later. So does the next try to start a companion
-//! when the machine refuses one.
+//! empty one, which goes to the companion [`RETRY`] later. So does the next try to start a
+//! companion when the machine refuses one.
 //!
 //! A buffer gets what the block has left, and at least one byte. No byte is given out twice: a
 //! reset drops the rest of the block.

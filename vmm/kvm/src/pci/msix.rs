@@ -155,8 +155,8 @@ impl Msix {
         let last = (offset + data.len()).div_ceil(ENTRY).min(self.vectors.len());
         (offset / ENTRY..last).for_each(|vector| self.refresh(vector));
 
-        // The function gets the write last: when it unmasks a vector, the eventfd is there. A server
-        // would refuse a write across the table's end.
+        // The function gets the write last: when it unmasks a vector, the eventfd is there. A
+        // server would refuse a write across the table's end.
         let start = self.location.table.start + offset as u64;
         let access_bytes = access_bytes(data.len());
         for (at, part) in (start..).step_by(access_bytes).zip(data.chunks(access_bytes)) {

@@ -1,6 +1,7 @@
 //! The filter of system calls, in a process of its own, because it lasts until a process ends.
 //!
-//! UNSAFETY: some refused calls are made directly, because no library has them. None gets a pointer.
+//! UNSAFETY: some refused calls are made directly, because no library has them. None gets
+//! a pointer.
 
 #![allow(unsafe_code)]
 

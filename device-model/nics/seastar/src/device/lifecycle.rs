@@ -158,8 +158,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     /// Reports the tenants of attachments that have changed to the firmware. Returns false if a
     /// report has to wait.
     ///
-    /// The ends of all former tenants come first. Once the firmware has seen a tenant, its calls may
-    /// access those with lower numbers, so it must know by then whose place these have taken.
+    /// The ends of all former tenants come first. Once the firmware has seen a tenant, its calls
+    /// may access those with lower numbers, so it must know by then whose place these have taken.
     #[cold]
     pub(super) fn report_tenants(&mut self, now: Nanos) -> bool {
         let Parts { firmware, tenants, .. } = &mut self.parts;
