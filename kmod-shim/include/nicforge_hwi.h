@@ -2169,8 +2169,9 @@ struct nicforge_seastar_trusted_header {
  */
 #define NICFORGE_SEASTAR_TRUSTED_FLAG_RESYNCHRONIZE (1ULL << 0)
 /*
- * The sender wants no acknowledgement of flow control: the message needs
- * no stream, and no message before it can be dropped.
+ * The sender wants no acknowledgement of flow control. With flow
+ * control, the message needs no stream then, and no message before it
+ * can be dropped.
  */
 #define NICFORGE_SEASTAR_TRUSTED_FLAG_IMPLICIT (1ULL << 1)
 /*
@@ -2532,7 +2533,7 @@ struct nicforge_seastar_event {
 #define NICFORGE_SEASTAR_KERNEL_COMMAND_START_PROCESS 2
 /* Adds ranges to the address map of a process in NIC-based mode. */
 #define NICFORGE_SEASTAR_KERNEL_COMMAND_MAP 3
-/* Ends a process. Its messages fail. */
+/* Ends a process. Its messages that are sent later carry no data. */
 #define NICFORGE_SEASTAR_KERNEL_COMMAND_STOP_PROCESS 4
 /* Sends a message of a process in host-based mode. */
 #define NICFORGE_SEASTAR_KERNEL_COMMAND_SEND 5
@@ -2646,7 +2647,7 @@ struct nicforge_seastar_kernel_event {
 /* A message was sent and accepted, or has failed. */
 #define NICFORGE_SEASTAR_KERNEL_EVENT_SENT 3
 /*
- * The epoch of another node has ended, after all its messages. token is
+ * The epoch of another node has ended, or the node is silent. token is
  * the node. Gets that wait for its replies fail.
  */
 #define NICFORGE_SEASTAR_KERNEL_EVENT_NODE_DOWN 4
