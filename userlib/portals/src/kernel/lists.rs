@@ -12,6 +12,9 @@ const RECEIVE_LISTS: u16 = STREAMS;
 const SEND_LISTS: u16 = KERNEL_MESSAGES;
 /// Number of all command lists, which take 5 MiB.
 const LISTS: u16 = RECEIVE_LISTS + SEND_LISTS;
+/// Number of command lists in a buffer of 1 MiB. In a guest with the shim a buffer is contiguous, so
+/// that there is none for all lists.
+const LISTS_OF_BUFFER: u16 = 64;
 /// Maximum number of messages in flight that the kernel has sent.
 pub(crate) const MAX_SENDS: u16 = 1024;
 /// Bytes of a command list.
@@ -48,8 +51,9 @@ pub(crate) enum NoScatter {
 
 /// The kernel's memory for the DMA engines.
 pub(crate) struct Lists {
-    /// All command lists: first those for receiving, then those for sending.
-    lists: DmaBuffer,
+    /// All command lists, [`LISTS_OF_BUFFER`] in each: first those for receiving, then those for
+    /// sending.
+    lists: Vec<DmaBuffer>,
     /// Indices of the free command lists for messages that are received.
     free_for_receives: Vec<u16>,
     /// Indices of the free command lists for messages that are sent.
@@ -61,8 +65,10 @@ pub(crate) struct Lists {
 impl Lists {
     /// Allocates the memory from the kernel's attachment.
     pub(crate) fn allocate(device: &Device) -> Result<Self, Error> {
+        let bytes = usize::from(LISTS_OF_BUFFER) * LIST_BYTES as usize;
+        let lists = (0..LISTS).step_by(LISTS_OF_BUFFER.into());
         Ok(Self {
-            lists: device.dma_buffer(usize::from(LISTS) * LIST_BYTES as usize, HugePages::Try)?,
+            lists: lists.map(|_| device.dma_buffer(bytes, HugePages::Try)).collect::<Result<_, _>>()?,
             free_for_receives: (0..RECEIVE_LISTS).rev().collect(),
             free_for_sends: (RECEIVE_LISTS..LISTS).rev().collect(),
             inline: device.dma_buffer(usize::from(MAX_SENDS) * INLINE, HugePages::Never)?,
@@ -98,7 +104,8 @@ impl Lists {
             };
             let list = free.pop().ok_or(NoScatter::Later)?;
             scatter.list = Some(list);
-            scatter.address = self.lists.iova() + u64::from(list) * LIST_BYTES;
+            let (buffer, offset) = self.place_of(list);
+            scatter.address = buffer.iova() + offset;
         }
 
         let filled = self.fill(&mut scatter, process, region, offset, length);
@@ -107,6 +114,12 @@ impl Lists {
             return Err(NoScatter::Never);
         }
         Ok(scatter)
+    }
+
+    /// Returns the buffer of a command list, and its offset there.
+    fn place_of(&self, list: u16) -> (&DmaBuffer, u64) {
+        let buffer = &self.lists[usize::from(list / LISTS_OF_BUFFER)];
+        (buffer, u64::from(list % LISTS_OF_BUFFER) * LIST_BYTES)
     }
 
     /// Writes the pieces of a range into the command, or into its command list if it has one.
@@ -129,8 +142,8 @@ impl Lists {
 
             match scatter.list {
                 Some(list) => {
-                    let slot = u64::from(list) * LIST_BYTES + (index * size_of::<Piece>()) as u64;
-                    self.lists.write(slot, piece.as_bytes())?;
+                    let (buffer, offset) = self.place_of(list);
+                    buffer.write(offset + (index * size_of::<Piece>()) as u64, piece.as_bytes())?;
                 }
                 None => {
                     if let Some(slot) = scatter.pieces.get_mut(index) {
