@@ -12,8 +12,8 @@ const RECEIVE_LISTS: u16 = STREAMS;
 const SEND_LISTS: u16 = KERNEL_MESSAGES;
 /// Number of all command lists, which take 5 MiB.
 const LISTS: u16 = RECEIVE_LISTS + SEND_LISTS;
-/// Number of command lists in a buffer of 1 MiB. In a guest with the shim a buffer is contiguous, so
-/// that there is none for all lists.
+/// Number of command lists in a buffer of 1 MiB. In a guest with the shim a buffer is contiguous,
+/// so that there is none for all lists.
 const LISTS_OF_BUFFER: u16 = 64;
 /// Maximum number of messages in flight that the kernel has sent.
 pub(crate) const MAX_SENDS: u16 = 1024;
