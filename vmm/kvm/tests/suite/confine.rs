@@ -43,7 +43,7 @@ use crate::{
 
 /// The variable that names a console's socket for the confined process that has it.
 const CONSOLE_SOCKET: &str = "NICFORGE_TEST_CONSOLE_SOCKET";
-/// A user that is not root, and owns nothing: `nobody`.
+/// The number of a user that is not root and owns nothing.
 const ORDINARY_USER: u32 = 65534;
 /// The variable that names a server's socket for the confined process.
 const SOCKET: &str = "NICFORGE_TEST_SOCKET";
