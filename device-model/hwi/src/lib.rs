@@ -23,5 +23,7 @@ pub mod posted;
 pub mod proof;
 pub mod seastar;
 pub mod shim;
+pub mod torus;
+pub mod torus_dcr;
 pub mod tree;
 pub mod tree_dcr;

@@ -28,6 +28,9 @@ pub const DEVICE_SEASTAR: u16 = 0x5354;
 /// Device id of the Message Unit and network of Blue Gene/Q.
 pub const DEVICE_MU: u16 = 0xb609;
 
+/// Device id of the torus of Blue Gene/L.
+pub const DEVICE_TORUS: u16 = 0xb6a0;
+
 /// PCI capability id "vendor specific".
 pub const CAP_ID_VENDOR: u8 = 0x09;
 

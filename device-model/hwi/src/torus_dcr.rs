@@ -1,0 +1,66 @@
+//! Device control registers of the torus of Blue Gene/L.
+//!
+//! Numbers, names and bits are those of the public header `bl_torus.h`, where they follow
+//! `DCR_TORUS`. Registers of the links' electrical side and of memory errors are left out: no event
+//! of the model would set them. All registers have 32 bits, at [`crate::torus::reg::DCR`] plus 4
+//! times the number. Each attachment can read them, and [`crate::torus::KERNEL`] can write those
+//! that are read-write.
+
+/// Resets units, a bit for each; write-only: `DCR_TS_CTRL_RESET`. Other bits than these have no
+/// effect.
+pub const CTRL_RESET: u32 = 0x00;
+/// Bit of [`CTRL_RESET`]: the injection units, whose FIFOs are emptied.
+pub const RESET_INJECTION: u32 = 1 << 29;
+/// Bit of [`CTRL_RESET`]: the reception units, whose FIFOs are emptied.
+pub const RESET_RECEPTION: u32 = 1 << 28;
+/// The last coordinates of the machine: X in bits 31..24, Y in 23..16, Z in 15..8; read-only:
+/// `DCR_TS_CTRL_NODES`.
+pub const CTRL_NODES: u32 = 0x01;
+/// The node's coordinates, in the same bits; read-only: `DCR_TS_CTRL_COORDS_NODE`.
+pub const CTRL_COORDS_NODE: u32 = 0x02;
+/// The coordinates of the neighbours by the X+, Y+ and Z+ links, in the same bits; read-only. A
+/// dimension without such a link has the node's own coordinate: `DCR_TS_CTRL_COORDS_PLUS`.
+pub const CTRL_COORDS_PLUS: u32 = 0x03;
+/// The same by the X-, Y- and Z- links: `DCR_TS_CTRL_COORDS_MINUS`.
+pub const CTRL_COORDS_MINUS: u32 = 0x04;
+/// Hops up at which software chooses the way down, in the same bits; read-write. The card does not
+/// use them: `DCR_TS_CTRL_HINT_PLUS`.
+pub const CTRL_HINT_PLUS: u32 = 0x05;
+/// Hops down at which software chooses the way up: `DCR_TS_CTRL_HINT_MINUS`.
+pub const CTRL_HINT_MINUS: u32 = 0x06;
+/// Watermarks of group 0 in chunks, five bits for each of [`watermark`]; read-write:
+/// `DCR_TS_CTRL_WM_G0`.
+pub const CTRL_WM_G0: u32 = 0x0d;
+/// Watermarks of group 1: `DCR_TS_CTRL_WM_G1`.
+pub const CTRL_WM_G1: u32 = 0x0e;
+/// Free packets of buffer behind the link at the first of the six ports, a byte for each virtual
+/// channel, channel 0 highest; read-only: `DCR_TS_STAT_SEND_TOK_XP`.
+pub const STAT_SEND_TOK: u32 = 0x32 + 0x0c;
+/// Checksum of the first injection FIFO; read-only. FIFOs 0 to 2 of group 0 come first, then those
+/// of group 1, then the two for high priority: `DCR_TS_STAT_CKSUM_INJ_N0`.
+pub const STAT_CKSUM_INJ: u32 = 0x32 + 0x1b;
+/// Packets that the sender at the first of the six ports has repeated; a write clears it:
+/// `DCR_TS_RE_SEND_RETRY_XP`.
+pub const RE_SEND_RETRY: u32 = 0x6c + 0x08;
+/// Packets with a wrong header, and writes to full FIFOs; a write clears it:
+/// `DCR_TS_RE_BADHDR_FULLFIFO`.
+pub const RE_BADHDR_FULLFIFO: u32 = 0x6c + 0x11;
+/// Number of registers, with those that are left out.
+pub const COUNT: u32 = 0x80;
+
+/// Lowest bits of the watermarks in [`CTRL_WM_G0`]. A watermark has five bits.
+pub mod watermark {
+    /// Reception FIFOs 0 to 5: `_TS_CTRL_WM_G0_RN0`.
+    pub const RECEPTION: u32 = 27;
+    /// The reception FIFO for high priority: `_TS_CTRL_WM_G0_RP0`.
+    pub const PRIORITY_RECEPTION: u32 = 22;
+    /// The first of the four injection FIFOs. The others follow below: `_TS_CTRL_WM_G0_IN0`.
+    pub const INJECTION: u32 = 17;
+    /// Distance of two watermarks in bits.
+    pub const BITS: u32 = 5;
+
+    /// Returns a watermark in chunks.
+    pub const fn chunks(word: u32, lowest_bit: u32) -> u32 {
+        word >> lowest_bit & 0x1f
+    }
+}
