@@ -369,9 +369,11 @@ impl PacketHeader {
     #[must_use]
     pub const fn with_checksum(self, skip: Option<u8>) -> Self {
         match skip {
-            Some(shorts) => self
-                .with_field(1, SKIP_CHECKSUM.trailing_zeros(), 0)
-                .with_field(0x7f, CHECKSUM_SKIP_SHIFT, shorts as u32),
+            Some(shorts) => self.with_field(1, SKIP_CHECKSUM.trailing_zeros(), 0).with_field(
+                0x7f,
+                CHECKSUM_SKIP_SHIFT,
+                shorts as u32,
+            ),
             None => self.with_field(1, SKIP_CHECKSUM.trailing_zeros(), 1),
         }
     }
@@ -474,7 +476,10 @@ mod tests {
             .with_software_bits(0b10)
             .with_checksum(Some(8))
             .for_life(0x1235);
-        assert_eq!(header.hardware0.get(), 8 << 25 | 0x20 << 18 | 1 << 16 | 7 << 13 | 0b10 << 11 | 1 << 10 | 1);
+        assert_eq!(
+            header.hardware0.get(),
+            8 << 25 | 0x20 << 18 | 1 << 16 | 7 << 13 | 0b10 << 11 | 1 << 10 | 1
+        );
         assert_eq!(header.hardware1.get(), 2 << 24 | 3 << 16 | 0x1235);
 
         assert_eq!((header.destination(), header.group(), header.chunks()), ([1, 2, 3], 1, 8));
@@ -493,7 +498,10 @@ mod tests {
             (header.high_priority(), Channel::BubblePriority, false),
             (header.deposit(), Channel::BubbleNormal, true),
         ] {
-            assert_eq!((header.is_dynamic(), header.channel(), header.deposits()), (false, channel, deposits));
+            assert_eq!(
+                (header.is_dynamic(), header.channel(), header.deposits()),
+                (false, channel, deposits)
+            );
         }
     }
 

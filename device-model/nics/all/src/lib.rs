@@ -11,6 +11,7 @@ pub fn families() -> Families {
         .family(nicforge_extoll::Networks)
         .family(nicforge_seastar::Networks::default())
         .family(nicforge_mu::Networks)
+        .family(nicforge_torus::Networks)
         .family(nicforge_virtio_net::Ethernets);
     let kinds = nicforge_proof::kinds()
         .into_iter()
