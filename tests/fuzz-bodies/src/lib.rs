@@ -31,6 +31,7 @@ pub mod replies;
 pub mod rings;
 pub mod seastar;
 pub mod seed;
+pub mod torus;
 pub mod velo;
 pub mod virtio;
 pub mod virtio_devices;
@@ -68,6 +69,7 @@ pub const BODIES: &[Body] = &[
     Body { name: "rings", run: rings::body, cases: 500, longest: 1500 },
     Body { name: "seastar", run: seastar::body, cases: 200, longest: 800 },
     Body { name: "stream", run: messages::stream, cases: 2000, longest: 600 },
+    Body { name: "torus", run: torus::body, cases: 300, longest: 800 },
     Body { name: "velo", run: velo::body, cases: 100, longest: 400 },
     Body { name: "virtio", run: virtio::body, cases: 1000, longest: 1500 },
     Body { name: "virtio_devices", run: virtio_devices::body, cases: 400, longest: 1500 },

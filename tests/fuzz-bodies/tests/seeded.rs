@@ -80,6 +80,7 @@ bodies!(
     rings,
     seastar,
     stream,
+    torus,
     velo,
     virtio,
     virtio_devices,
