@@ -48,9 +48,9 @@ pub const HEADER: usize = 16;
 pub const MAX_PAYLOAD: usize = MAX_PACKET - HEADER;
 /// Bytes of a quad word, the unit of accesses to the port.
 pub const QUAD: usize = 16;
-/// Bytes of a packet on a link beyond its own: a 24-bit CRC and a byte that says whether the packet
-/// is valid (Adiga et al., "Packets").
-pub const TRAILER: u32 = 4;
+/// Bytes that a link carries behind each packet. On the chip they are a CRC of 24 bits, and a byte
+/// that says whether the packet is valid (Adiga et al., "Packets"). Here they name the sender.
+pub const TRAILER: usize = 4;
 /// Chunks of a FIFO: `_BGL_TORUS_RECEPTION_FIFO_CHUNKS`, and the real depth of injection FIFOs.
 pub const FIFO_CHUNKS: u32 = 32;
 /// Chunks that software may take for the depth of an injection FIFO: `_BGL_TORUS_FIFO_CHUNKS`. A
@@ -116,6 +116,10 @@ pub mod reg {
 /// The words of [`reg::PRESENCE`]. Bits 15..0 are the life of core 0 of the node, and bits 31..16
 /// that of core 1. A life is odd while the core has software. It advances when software comes or
 /// goes, and by two when it is reset. Life 0 never comes back: 0xffff is followed by 2.
+///
+/// A change is shown when all packets that the core sent in its former life are in the reception
+/// FIFOs of their destinations, or after a second. Until then, new software of the core sends
+/// nothing.
 ///
 /// The hardware has no presence. Here processes can die.
 pub mod presence {

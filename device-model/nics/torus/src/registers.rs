@@ -124,7 +124,7 @@ impl TorusNic {
             }
             (Register::PresenceChanges, _) => self.site.lives.changes().answer_read(data),
             (Register::Presence(node), _) => {
-                if let Some(word) = self.site.lives.word(node) {
+                if let Some(word) = self.site.lives.shown(node) {
                     word.answer_read(data);
                 }
             }
