@@ -44,7 +44,7 @@ pub(crate) struct ClearedErrors {
     pub(crate) retries: [u32; PORTS as usize],
 }
 
-/// What a node has counted since power-on.
+/// Counts of a node since power-on.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     sent: u64,
