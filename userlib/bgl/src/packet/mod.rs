@@ -30,7 +30,7 @@ mod torus;
 
 use nicforge_hwi::torus::PacketHeader;
 
-
+pub(crate) use self::geometry::RANK_BITS;
 
 pub use self::{
     geometry::{Dimension, Direction, Place, Rank, Shape},

@@ -1,7 +1,7 @@
 //! The FIFOs, against a stand-in for the card that moves packets from an injection FIFO to a
 //! reception FIFO.
 
-use nicforge_hwi::torus::{CHUNK, FIFO, FIFO_CHUNKS, HEADER, MAX_PAYLOAD, PacketHeader, mirror, window};
+use nicforge_hwi::torus::{CHUNK, FIFO_CHUNKS, HEADER, MAX_PAYLOAD, PacketHeader, mirror, window};
 use nicforge_shm::{SharedMemory, Window};
 use proptest::prelude::*;
 
