@@ -2,8 +2,8 @@
 //! Efficient General Purpose Messaging Solution for a Large Cellular System", 2003).
 //!
 //! It has the paper's two layers below MPI:
-//! - [`packet`] is the packet layer: initialization, packet send and packet receive on the torus. It
-//!   has no policy, repeats nothing and never waits.
+//! - [`packet`] is the packet layer: initialization, packet send and packet receive on the torus.
+//!   It has no policy, repeats nothing and never waits.
 //! - [`message`] is the message layer: an active message system that moves buffers of any size and
 //!   alignment between ranks, in order. It runs on any [`packet::PacketDevice`].
 //!

@@ -9,8 +9,9 @@
 //!   made at its first use, and start-up takes the same time in any machine.
 //! - A *virtual connection* has a queue of messages to send, and a list of messages that arrive. It
 //!   takes about 50 bytes.
-//! - A *message buffer* is a [`Buffer`] with the state of its message, in `send` and `receive`.
-//! - The *packetizer* and the *unpacketizer* cut a message into packets: see `carving`.
+//! - A *message buffer* is a [`Buffer`] with the state of its message.
+//! - The *packetizer* makes packets of a message, and the *unpacketizer* the reverse. They send the
+//!   aligned middle of a message in place, and copy its ends.
 //!
 //! # Protocols
 //!
@@ -18,7 +19,7 @@
 //! | --- | --- | --- |
 //! | one packet | up to 224 bytes | the message |
 //! | eager | up to 1 KiB | all at once; the first has the match information |
-//! | mid-size | up to 16 KiB | the first few repeat the match information, and the rest waits for an acknowledgement |
+//! | mid-size | up to 16 KiB | the first few repeat it; the rest waits to be acknowledged |
 //! | rendezvous | any | a request, an acknowledgement, the message |
 //!
 //! # Order
@@ -65,8 +66,11 @@ mod callbacks;
 mod carving;
 mod config;
 mod connection;
+mod incoming;
+mod outgoing;
 mod peers;
 mod pool;
+mod present;
 mod receive;
 mod send;
 mod slab;
@@ -249,7 +253,7 @@ impl<D: PacketDevice> MessageLayer<D> {
     /// # Errors
     /// Returns [`Error::Device`] or [`Error::BadDevice`].
     pub fn check_peers<C: Callbacks>(&mut self, callbacks: &mut C) -> Result<usize, Error> {
-        // What a process has sent before it ended is still valid.
+        // Packets that a process has sent before it ended are still valid.
         self.receive(callbacks)?;
         self.state.end_lost_connections(&mut self.device, callbacks)
     }

@@ -6,9 +6,9 @@ use nicforge_hwi::torus::PacketHeader;
 use super::{
     Config, Statistics,
     connection::{Connection, ConnectionIndex, Connections},
+    incoming::IncomingMessage,
+    outgoing::OutgoingMessage,
     pool::Pool,
-    receive::IncomingMessage,
-    send::OutgoingMessage,
     slab::Slab,
     wire::{Control, Kind, MessageId, SoftwareHeader, WINDOW, life_bits},
 };

@@ -15,7 +15,7 @@
 //! | kind | payload |
 //! | --- | --- |
 //! | `Single` | match information, up to 224 bytes of data |
-//! | `Lead` | match information, [`Details`], the ends of the message, the first bytes of its body |
+//! | `Lead` | match information, [`Details`], the ends, the first bytes of the body |
 //! | `Repeat` | match information, [`Details`], up to 208 bytes of the body |
 //! | `Eager` | up to 240 bytes of the body |
 //! | `Request` | match information, [`Details`] |
@@ -217,7 +217,7 @@ pub enum Protocol {
     Rendezvous = 2,
 }
 
-/// What a receiver must know of a message beside its match information.
+/// The description of a message, beside its match information.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Details {

@@ -181,7 +181,7 @@ impl Network {
         })
     }
 
-    /// Gives a packet to a rank directly.
+    /// Puts a packet into the reception FIFO of a rank.
     pub fn deliver(&self, rank: Rank, header: PacketHeader, payload: &[u8]) {
         let mut core = self.0.borrow_mut();
         let header = header.with_payload(payload.len());
@@ -372,7 +372,7 @@ pub fn contents(layout: Layout, buffer: Buffer, len: usize) -> Vec<u8> {
     }
 }
 
-/// What a program does with a message that arrives.
+/// A program's decision about a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     Receive(Layout),
