@@ -33,7 +33,7 @@ impl Callbacks for Greeting {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The first socket of NICFORGE_SOCKET is core 0 of this node.
     let device = Device::open_env(environment::SOCKET, OpenOptions::default())?;
-    let mut torus = Torus::open(device)?;
+    let torus = Torus::open(device)?;
 
     let place = *torus.place();
     let nodes = place.shape.nodes() as u16;

@@ -234,7 +234,7 @@ fn flood_at_a_receiver_that_never_decides_leaves_the_network_moving() {
 
 /// Waits for the next rank of a ring of ranks, sends it a message, and waits for one.
 fn greet_next(machine: &Arc<LocalMachine>, node: u16, nodes: u16) -> Program {
-    let mut torus = torus(machine, Rank::new(node, 0));
+    let torus = torus(machine, Rank::new(node, 0));
     let next = Rank::new((node + 1) % nodes, 0);
     let deadline = Deadline::after(Duration::from_secs(60));
     torus.wait_for_peer(next, deadline, None).unwrap();

@@ -82,6 +82,7 @@ use nicforge_driver::{
     Cancel, Deadline, Error as DriverError, WaitEnd, Waiter,
     runtime::{Cost, charge},
 };
+use nicforge_hwi::torus::presence;
 
 use self::state::State;
 pub use self::{
@@ -183,7 +184,7 @@ impl<D: PacketDevice> MessageLayer<D> {
             return Err(Box::new(Rejected { error, buffer }));
         }
 
-        let index = match self.state.connect(&mut self.device, destination) {
+        let index = match self.state.connect(&self.device, destination) {
             Ok(index) => index,
             Err(error) => return Err(Box::new(Rejected { error, buffer })),
         };
@@ -225,7 +226,7 @@ impl<D: PacketDevice> MessageLayer<D> {
 
             // Nothing was left unless a sender is unknown.
             let Some(claim) = self.state.unsettled.take() else { break };
-            self.state.settle(&mut self.device, claim, callbacks)?;
+            self.state.settle(&self.device, claim, callbacks)?;
         }
         Ok(())
     }
@@ -255,15 +256,15 @@ impl<D: PacketDevice> MessageLayer<D> {
     pub fn check_peers<C: Callbacks>(&mut self, callbacks: &mut C) -> Result<usize, Error> {
         // Packets that a process has sent before it ended are still valid.
         self.receive(callbacks)?;
-        self.state.end_lost_connections(&mut self.device, callbacks)
+        self.state.end_lost_connections(&self.device, callbacks)
     }
 
     /// Returns whether a rank's core has a process. The call makes a slow access to the device.
     ///
     /// # Errors
     /// Returns [`Error::Unreachable`] or [`Error::Device`].
-    pub fn is_up(&mut self, rank: Rank) -> Result<bool, Error> {
-        Ok(nicforge_hwi::torus::presence::is_up(self.device.life(rank)?))
+    pub fn is_up(&self, rank: Rank) -> Result<bool, Error> {
+        Ok(presence::is_up(self.device.life(rank)?))
     }
 }
 

@@ -66,13 +66,13 @@ pub trait PacketDevice {
     ///
     /// # Errors
     /// Returns [`Error::Device`].
-    fn life(&mut self, rank: Rank) -> Result<u16, Error>;
+    fn life(&self, rank: Rank) -> Result<u16, Error>;
 
     /// Returns a number that changes whenever the life of any rank changes. The call may be slow.
     ///
     /// # Errors
     /// Returns [`Error::Device`].
-    fn life_changes(&mut self) -> Result<u32, Error>;
+    fn life_changes(&self) -> Result<u32, Error>;
 
     /// Sends a packet if there is room for it, and returns whether there was. The device sets the
     /// packet's size from the pieces of the payload. The packet may wait for

@@ -223,11 +223,11 @@ impl PacketDevice for Port {
         &self.place
     }
 
-    fn life(&mut self, rank: Rank) -> Result<u16, Error> {
+    fn life(&self, rank: Rank) -> Result<u16, Error> {
         Ok(self.core.borrow().stations[usize::from(rank.0)].life)
     }
 
-    fn life_changes(&mut self) -> Result<u32, Error> {
+    fn life_changes(&self) -> Result<u32, Error> {
         Ok(self.core.borrow().changes)
     }
 
