@@ -100,8 +100,10 @@ use crate::{
 /// Maximum number of unknown senders that one call of [`MessageLayer::advance`] asks the device
 /// about. The packets of the others wait for the next call.
 const MAX_SETTLED: usize = 16;
-/// Number of turns of a waiting loop without progress between two checks of the peers.
-const TURNS_PER_CHECK: u32 = 64;
+/// Number of turns of a waiting loop between two checks of the peers.
+const TURNS_PER_CHECK: u32 = 4096;
+/// Number of turns for which one without progress counts.
+const IDLE_TURN: u32 = 64;
 
 /// The message layer of a rank, on a packet device.
 ///
@@ -220,6 +222,9 @@ impl<D: PacketDevice> MessageLayer<D> {
 
     /// Takes the packets that have arrived.
     fn receive<C: Callbacks>(&mut self, callbacks: &mut C) -> Result<(), Error> {
+        // Bits of a life come back, so the answer about a claim holds for one call only.
+        self.state.stale = None;
+
         for _ in 0..=MAX_SETTLED {
             let state = &mut self.state;
             self.device.receive(|header, payload| state.on_packet(header, payload, callbacks))?;
@@ -284,29 +289,29 @@ impl MessageLayer<Torus> {
     ) -> Result<(), Error> {
         let device = self.device.device().clone();
         let mut waiter = Waiter::new(&device, deadline, cancel);
-        let mut idle_turns = 0;
+        let mut turns = 0;
 
         loop {
             let moved = self.advance(callbacks)?;
             if condition(callbacks) {
                 return Ok(());
             }
-
             waiter.check().map_err(|end| match end {
                 WaitEnd::Cancelled => DriverError::Cancelled,
                 WaitEnd::Timeout => deadline.timeout("a message"),
             })?;
-            if moved != 0 {
-                idle_turns = 0;
-                waiter.progress();
-                continue;
-            }
 
-            idle_turns += 1;
-            if idle_turns % TURNS_PER_CHECK == 0 {
+            turns += if moved == 0 { IDLE_TURN } else { 1 };
+            if turns >= TURNS_PER_CHECK {
+                turns = 0;
                 self.check_peers(callbacks)?;
             }
-            waiter.pause(&device)?;
+
+            if moved == 0 {
+                waiter.pause(&device)?;
+            } else {
+                waiter.progress();
+            }
         }
     }
 }

@@ -56,6 +56,7 @@ impl State {
         information: MatchInformation,
         buffer: Buffer,
     ) -> Key {
+        charge(Cost::SendMessage, 1);
         let carving = Carving::new(buffer.len(), buffer.head());
         let key = self.sends.insert(OutgoingMessage {
             connection: index,
@@ -246,7 +247,6 @@ impl State {
         }
 
         self.statistics.messages_sent += 1;
-        charge(Cost::SendMessage, 1);
         let destination = connection.rank;
         callbacks.senddone(Sent {
             handle: SendHandle(key),

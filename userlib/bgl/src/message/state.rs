@@ -104,12 +104,12 @@ impl State {
         let Some(connection) = self.connections.get(index) else { return Ok(true) };
         let control = Control { length: 0, freed: connection.incoming.freed() };
         let header = self.header(connection, kind, id, control.encode()).high_priority();
-        charge(Cost::ControlPacket, 1);
         if !device.send(header, [payload].into_iter())? {
             self.statistics.stalls += 1;
             return Ok(false);
         }
 
+        charge(Cost::ControlPacket, 1);
         self.statistics.packets_sent += 1;
         if let Some(connection) = self.connections.get_mut(index) {
             connection.incoming.mark_reported();
