@@ -53,8 +53,8 @@
 //!   ends with an error when its peer's life has changed.
 //! - Messages own their memory while they are in progress, as safe Rust requires.
 //!
-//! The paper's virtual-node and co-processor modes, its checkpoint support and its optimised
-//! collectives are not in this crate. Each core runs a message layer of its own.
+//! The paper's virtual-node and co-processor modes and its optimised collectives are not in this
+//! crate. Each core runs a message layer of its own.
 
 pub mod message;
 pub mod packet;

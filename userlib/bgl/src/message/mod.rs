@@ -66,6 +66,7 @@ mod callbacks;
 mod carving;
 mod config;
 mod connection;
+mod drain;
 mod incoming;
 mod outgoing;
 mod peers;
@@ -107,7 +108,7 @@ const IDLE_TURN: u32 = 64;
 
 /// The message layer of a rank, on a packet device.
 ///
-/// No call but [`MessageLayer::wait_until`] waits. A program calls [`MessageLayer::advance`] often,
+/// Only [`MessageLayer::wait_until`] and [`MessageLayer::wait_until_drained`] wait. A program calls [`MessageLayer::advance`] often,
 /// also while it only sends: without it, neither acknowledgements nor credits move.
 #[derive(Debug)]
 pub struct MessageLayer<D> {
@@ -264,6 +265,31 @@ impl<D: PacketDevice> MessageLayer<D> {
         self.state.end_lost_connections(&self.device, callbacks)
     }
 
+    /// Begins to drain the connections, for a checkpoint: messages that have begun are completed,
+    /// and no others begin. Messages may still be posted.
+    ///
+    /// A checkpoint has these steps on each rank, and all ranks take part:
+    /// 1. The rank calls this function.
+    /// 2. It advances until [`MessageLayer::is_drained`]. It must decide about the messages that it
+    ///    has postponed, because their senders wait for them.
+    /// 3. It enters a barrier of the program, by other means than this layer. It advances until it
+    ///    leaves the barrier, because other ranks may need its acknowledgements.
+    /// 4. No packet is on its way now that any rank needs. The rank takes its checkpoint.
+    /// 5. It calls [`MessageLayer::end_drain`] after another barrier.
+    pub fn begin_drain(&mut self) {
+        self.state.begin_drain();
+    }
+
+    /// Returns whether all messages that had begun are complete at their receivers.
+    pub fn is_drained(&self) -> bool {
+        self.state.is_drained()
+    }
+
+    /// Lets messages begin again.
+    pub fn end_drain(&mut self) {
+        self.state.end_drain();
+    }
+
     /// Returns whether a rank's core has a process. The call makes a slow access to the device.
     ///
     /// # Errors
@@ -287,13 +313,37 @@ impl MessageLayer<Torus> {
         cancel: Option<&Cancel>,
         mut condition: impl FnMut(&C) -> bool,
     ) -> Result<(), Error> {
+        self.wait(callbacks, deadline, cancel, |_, callbacks| condition(callbacks))
+    }
+
+    /// Advances until the connections are drained, after [`MessageLayer::begin_drain`].
+    ///
+    /// # Errors
+    /// Returns the errors of [`MessageLayer::wait_until`].
+    pub fn wait_until_drained<C: Callbacks>(
+        &mut self,
+        callbacks: &mut C,
+        deadline: Deadline,
+        cancel: Option<&Cancel>,
+    ) -> Result<(), Error> {
+        self.wait(callbacks, deadline, cancel, |layer, _| layer.is_drained())
+    }
+
+    /// Advances until a condition holds. Now and then it checks for peers that are gone.
+    fn wait<C: Callbacks>(
+        &mut self,
+        callbacks: &mut C,
+        deadline: Deadline,
+        cancel: Option<&Cancel>,
+        mut condition: impl FnMut(&Self, &C) -> bool,
+    ) -> Result<(), Error> {
         let device = self.device.device().clone();
         let mut waiter = Waiter::new(&device, deadline, cancel);
         let mut turns = 0;
 
         loop {
             let moved = self.advance(callbacks)?;
-            if condition(callbacks) {
+            if condition(self, callbacks) {
                 return Ok(());
             }
             waiter.check().map_err(|end| match end {

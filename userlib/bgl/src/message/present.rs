@@ -190,6 +190,11 @@ impl State {
             }
         }
 
+        // A marker may wait for the end of the message.
+        if connection.incoming.marker.is_some() {
+            self.connections.make_ready(message.connection);
+        }
+
         // Ids of later messages must stay distinguishable from those of messages in progress.
         let is_overdue = self
             .connections

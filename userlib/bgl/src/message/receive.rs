@@ -75,6 +75,14 @@ impl State {
                 read(payload, 0, acknowledgement.as_mut_bytes())?;
                 self.on_acknowledge(index, packet.id, acknowledgement)
             }
+            Kind::Marker => {
+                self.add_credit(index, packet);
+                self.on_marker(index, packet.id)
+            }
+            Kind::MarkerAcknowledge => {
+                self.add_credit(index, packet);
+                self.on_marker_acknowledge(index, packet.id)
+            }
             Kind::Credit => {
                 self.add_credit(index, packet);
                 let mut oldest = Oldest::new_zeroed();

@@ -31,8 +31,8 @@ enum Step {
     Waiting,
     /// All packets were sent before.
     Ended,
-    /// The receiver must free places first.
-    NoCredit,
+    /// The receiver must free places first, or no message may begin.
+    Held,
     /// The packet device has no room.
     NoRoom,
 }
@@ -119,7 +119,8 @@ impl State {
                     self.connections.get(index).is_some_and(|connection| connection.outgoing.first != NONE);
             }
 
-            // A message may have carried the credit.
+            has_more |= !self.send_markers(device, index)?;
+            // Another packet may have carried the credit.
             has_more |= !self.send_credit(device, index)?;
             if has_more {
                 self.connections.make_ready(index);
@@ -147,7 +148,7 @@ impl State {
                     number = self.sends.get(number).map_or(NONE, |message| message.next);
                 }
                 Step::Ended => number = self.end_send(index, previous, number, callbacks),
-                Step::NoCredit => return Ok(Flow::Idle),
+                Step::Held => return Ok(Flow::Idle),
                 Step::NoRoom => return Ok(Flow::NoRoom),
             }
         }
@@ -167,9 +168,11 @@ impl State {
         let Some(kind) = message.next_kind() else {
             return Ok(if message.stage == Stage::Sent { Step::Ended } else { Step::Waiting });
         };
+        let message_begins = message.id.is_none();
         let id = message.id.unwrap_or(connection.outgoing.next_id);
-        if kind.is_unsolicited() && !connection.outgoing.may_send(id) {
-            return Ok(Step::NoCredit);
+        let has_credit = !kind.is_unsolicited() || connection.outgoing.may_send(id);
+        if !has_credit || message_begins && self.is_draining {
+            return Ok(Step::Held);
         }
 
         let details = message.details();
@@ -202,7 +205,6 @@ impl State {
             return Ok(Step::NoRoom);
         }
 
-        let message_begins = message.id.is_none();
         self.statistics.packets_sent += 1;
         if let Some(connection) = self.connections.get_mut(index) {
             if kind.is_unsolicited() {

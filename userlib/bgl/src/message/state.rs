@@ -44,6 +44,8 @@ pub(super) struct State {
     pub(super) unsettled: Option<Claim>,
     /// A claim that was found to be of a process that had ended.
     pub(super) stale: Option<Claim>,
+    /// Whether no message may begin, because the program takes a checkpoint.
+    pub(super) is_draining: bool,
     /// The device's number of changes of lives, when all peers were last checked.
     pub(super) checked_at: Option<u32>,
 }
@@ -61,6 +63,7 @@ impl State {
             statistics: Statistics::default(),
             unsettled: None,
             stale: None,
+            is_draining: false,
             checked_at: None,
         }
     }

@@ -21,7 +21,7 @@ use nicforge_bgl::{
     Error,
     message::{
         Arrival, Buffer, Callbacks, Config, Disposition, INFORMATION, MessageLayer, ReceiveHandle, Received,
-        Region, Sent,
+        Region, Sent, wire::SoftwareHeader,
     },
     packet::{PacketDevice, PayloadReader, Place, Rank, Shape, Verdict},
 };
@@ -286,6 +286,11 @@ impl PacketDevice for Port {
         }
         Ok(taken)
     }
+}
+
+/// Returns the software header of a packet of the message layer.
+pub fn software_header(packet: &Packet) -> SoftwareHeader {
+    SoftwareHeader::decode(packet.header.software).unwrap()
 }
 
 fn packet_bytes(packet: &Packet) -> Vec<u8> {
