@@ -58,8 +58,8 @@ pub enum Error {
         /// The rule that it violates.
         problem: &'static str,
     },
-    /// The packet device has no way to this rank: it is not in the machine, or it is this node.
-    #[error("no packet from here reaches rank {rank}: it must be a rank of another node, below {ranks}")]
+    /// The packet device has no way to this rank.
+    #[error("no packet from here reaches rank {rank}: the machine has ranks below {ranks}")]
     Unreachable {
         /// The rank that was requested.
         rank: u16,

@@ -2,8 +2,8 @@
 //! Efficient General Purpose Messaging Solution for a Large Cellular System", 2003).
 //!
 //! It has the paper's two layers below MPI:
-//! - [`packet`] is the packet layer: initialization, packet send and packet receive on the torus. It
-//!   has no policy, repeats nothing and never waits.
+//! - [`packet`] is the packet layer: initialization, packet send and packet receive on the torus.
+//!   It has no policy, repeats nothing and never waits.
 //! - [`message`] is the message layer: an active message system that moves buffers of any size and
 //!   alignment between ranks, in order. It runs on any [`packet::PacketDevice`].
 //!
@@ -53,8 +53,8 @@
 //!   ends with an error when its peer's life has changed.
 //! - Messages own their memory while they are in progress, as safe Rust requires.
 //!
-//! The paper's virtual-node and co-processor modes, its checkpoint support and its optimised
-//! collectives are not in this crate. Each core runs a message layer of its own.
+//! The paper's virtual-node and co-processor modes and its optimised collectives are not in this
+//! crate. Each core runs a message layer of its own.
 
 pub mod message;
 pub mod packet;

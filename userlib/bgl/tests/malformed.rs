@@ -122,17 +122,17 @@ fn wrong_packets_of_each_kind_are_counted_and_dropped() {
 #[test]
 fn unknown_kinds_and_senders_are_dropped() {
     let mut attack = Attack::new(Policy::Discard);
-    for kind in [0, 10, 15] {
+    for kind in [0, 12, 15] {
         attack.send_words([4 | kind << 13, 0], &[0; 16]);
     }
     assert_eq!(attack.malformed(), 3);
 
-    // The own node, a rank beyond the machine, and another life.
-    for source in [Rank::new(0, 0), Rank::new(0, 1), Rank::new(100, 0)] {
+    // Ranks beyond the machine, and another life.
+    for source in [Rank::new(3, 0), Rank::new(100, 0)] {
         attack.send_as(source, Kind::Single, 0, 0, &[0; 16]);
     }
     attack.send_words([4 | 1 << 13, 9 << 24], &[0; 16]);
-    assert_eq!((attack.world.layers[0].statistics().stale, attack.malformed()), (4, 3));
+    assert_eq!((attack.world.layers[0].statistics().stale, attack.malformed()), (3, 3));
     assert!(attack.world.programs[0].presented.is_empty());
     attack.check_others();
 }
@@ -198,6 +198,26 @@ fn acknowledgements_that_nobody_waits_for_are_dropped() {
     attack.send(Kind::Acknowledge, 0, 0, acknowledgement(0, 0).as_bytes());
     attack.world.turns(10);
     assert_eq!((attack.world.programs[0].sent.len(), attack.malformed()), (1, 3));
+    attack.check_others();
+}
+
+#[test]
+fn markers_that_no_drain_sends_are_dropped() {
+    let mut attack = Attack::new(Policy::Never);
+    attack.world.post(0, ROGUE, 0, filled(Layout::At(0), 0, 100));
+    attack.send(Kind::Marker, u16::from(WINDOW) + 1, 0, &[]);
+    attack.send(Kind::MarkerAcknowledge, 1, 0, &[]);
+    assert_eq!(attack.malformed(), 2);
+
+    // An acknowledgement of another marker than the one that was sent.
+    attack.world.layers[0].begin_drain();
+    attack.world.turns(10);
+    attack.send(Kind::MarkerAcknowledge, 0, 0, &[]);
+    assert!(attack.malformed() == 3 && !attack.world.layers[0].is_drained());
+
+    attack.send(Kind::MarkerAcknowledge, 1, 0, &[]);
+    assert!(attack.malformed() == 3 && attack.world.layers[0].is_drained());
+    attack.world.layers[0].end_drain();
     attack.check_others();
 }
 

@@ -113,7 +113,7 @@ fn policy() -> impl Strategy<Value = Policy> {
 }
 
 fn message(nodes: usize) -> impl Strategy<Value = Message> {
-    (0..nodes, 1..nodes, size(), layout(), policy()).prop_map(move |(from, distance, len, layout, policy)| {
+    (0..nodes, 0..nodes, size(), layout(), policy()).prop_map(move |(from, distance, len, layout, policy)| {
         Message { from, to: (from + distance) % nodes, len, layout, policy }
     })
 }

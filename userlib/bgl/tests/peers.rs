@@ -132,7 +132,7 @@ fn message_to_a_peer_without_a_process_is_refused_with_its_buffer() {
 #[test]
 fn ranks_that_no_packet_reaches_are_refused() {
     let mut world = World::new(2, 1, config());
-    for rank in [Rank::new(0, 0), Rank::new(0, 1), Rank::new(2, 0), Rank(u16::MAX)] {
+    for rank in [Rank::new(2, 0), Rank(u16::MAX)] {
         let rejected = world.layers[0].postsend(rank, information(0), Vec::new().into()).unwrap_err();
         assert_eq!(rejected.error, Error::Unreachable { rank: rank.0, ranks: 4 });
     }

@@ -26,7 +26,7 @@ pub struct Arrival {
     pub length: usize,
 }
 
-/// What becomes of a message that has begun to arrive.
+/// A program's decision about a message that has begun to arrive.
 #[derive(Debug)]
 pub enum Disposition {
     /// The message is received into a buffer. If the buffer is shorter, the rest of the message is

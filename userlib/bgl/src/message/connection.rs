@@ -43,6 +43,19 @@ pub(super) struct Connection {
     pub(super) incoming: Incoming,
 }
 
+/// The state of the marker that a drain sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Marker {
+    /// No marker is needed.
+    Idle,
+    /// It must be sent when the messages that have begun are sent.
+    Due,
+    /// It was sent.
+    Sent,
+    /// All messages before it are complete at the receiver.
+    Acknowledged,
+}
+
 /// The sending side of a connection.
 ///
 /// Invariant: at most [`WINDOW`] packets are sent and not freed.
@@ -56,6 +69,8 @@ pub(super) struct Outgoing {
     pub(super) next_id: MessageId,
     /// The first message that the receiver may not have completed.
     pub(super) oldest_id: MessageId,
+    /// The marker of a drain.
+    pub(super) marker: Marker,
     /// Unsolicited packets that were sent, modulo 2^8.
     sent: u8,
     /// Places that the receiver has freed, modulo 2^8.
@@ -73,6 +88,8 @@ pub(super) struct Incoming {
     pub(super) next_id: MessageId,
     /// The first incomplete message that the sender knows of.
     reported_oldest: MessageId,
+    /// The sender's marker, if it was not acknowledged.
+    pub(super) marker: Option<MessageId>,
     /// Places in use.
     held: u8,
     /// Places that were freed, modulo 2^8.
@@ -91,7 +108,7 @@ impl Outgoing {
     /// Returns the sending side of a new connection.
     fn new() -> Self {
         let id = MessageId::new(0);
-        Self { first: NONE, last: NONE, next_id: id, oldest_id: id, sent: 0, freed: 0 }
+        Self { first: NONE, last: NONE, next_id: id, oldest_id: id, marker: Marker::Idle, sent: 0, freed: 0 }
     }
 
     /// Returns whether a credit is left.
@@ -143,6 +160,7 @@ impl Incoming {
             first: NONE,
             next_id: id,
             reported_oldest: id,
+            marker: None,
             held: 0,
             freed: 0,
             reported: 0,

@@ -9,8 +9,9 @@
 //!   made at its first use, and start-up takes the same time in any machine.
 //! - A *virtual connection* has a queue of messages to send, and a list of messages that arrive. It
 //!   takes about 50 bytes.
-//! - A *message buffer* is a [`Buffer`] with the state of its message, in `send` and `receive`.
-//! - The *packetizer* and the *unpacketizer* cut a message into packets: see `carving`.
+//! - A *message buffer* is a [`Buffer`] with the state of its message.
+//! - The *packetizer* makes packets of a message, and the *unpacketizer* the reverse. They send the
+//!   aligned middle of a message in place, and copy its ends.
 //!
 //! # Protocols
 //!
@@ -18,7 +19,7 @@
 //! | --- | --- | --- |
 //! | one packet | up to 224 bytes | the message |
 //! | eager | up to 1 KiB | all at once; the first has the match information |
-//! | mid-size | up to 16 KiB | the first few repeat the match information, and the rest waits for an acknowledgement |
+//! | mid-size | up to 16 KiB | the first few repeat it; the rest waits to be acknowledged |
 //! | rendezvous | any | a request, an acknowledgement, the message |
 //!
 //! # Order
@@ -65,8 +66,12 @@ mod callbacks;
 mod carving;
 mod config;
 mod connection;
+mod drain;
+mod incoming;
+mod outgoing;
 mod peers;
 mod pool;
+mod present;
 mod receive;
 mod send;
 mod slab;
@@ -78,6 +83,7 @@ use nicforge_driver::{
     Cancel, Deadline, Error as DriverError, WaitEnd, Waiter,
     runtime::{Cost, charge},
 };
+use nicforge_hwi::torus::presence;
 
 use self::state::State;
 pub use self::{
@@ -95,12 +101,14 @@ use crate::{
 /// Maximum number of unknown senders that one call of [`MessageLayer::advance`] asks the device
 /// about. The packets of the others wait for the next call.
 const MAX_SETTLED: usize = 16;
-/// Number of turns of a waiting loop without progress between two checks of the peers.
-const TURNS_PER_CHECK: u32 = 64;
+/// Number of turns of a waiting loop between two checks of the peers.
+const TURNS_PER_CHECK: u32 = 4096;
+/// Number of turns for which one without progress counts.
+const IDLE_TURN: u32 = 64;
 
 /// The message layer of a rank, on a packet device.
 ///
-/// No call but [`MessageLayer::wait_until`] waits. A program calls [`MessageLayer::advance`] often,
+/// Only [`MessageLayer::wait_until`] and [`MessageLayer::wait_until_drained`] wait. A program calls [`MessageLayer::advance`] often,
 /// also while it only sends: without it, neither acknowledgements nor credits move.
 #[derive(Debug)]
 pub struct MessageLayer<D> {
@@ -179,7 +187,7 @@ impl<D: PacketDevice> MessageLayer<D> {
             return Err(Box::new(Rejected { error, buffer }));
         }
 
-        let index = match self.state.connect(&mut self.device, destination) {
+        let index = match self.state.connect(&self.device, destination) {
             Ok(index) => index,
             Err(error) => return Err(Box::new(Rejected { error, buffer })),
         };
@@ -215,13 +223,16 @@ impl<D: PacketDevice> MessageLayer<D> {
 
     /// Takes the packets that have arrived.
     fn receive<C: Callbacks>(&mut self, callbacks: &mut C) -> Result<(), Error> {
+        // Bits of a life come back, so the answer about a claim holds for one call only.
+        self.state.stale = None;
+
         for _ in 0..=MAX_SETTLED {
             let state = &mut self.state;
             self.device.receive(|header, payload| state.on_packet(header, payload, callbacks))?;
 
             // Nothing was left unless a sender is unknown.
             let Some(claim) = self.state.unsettled.take() else { break };
-            self.state.settle(&mut self.device, claim, callbacks)?;
+            self.state.settle(&self.device, claim, callbacks)?;
         }
         Ok(())
     }
@@ -249,17 +260,42 @@ impl<D: PacketDevice> MessageLayer<D> {
     /// # Errors
     /// Returns [`Error::Device`] or [`Error::BadDevice`].
     pub fn check_peers<C: Callbacks>(&mut self, callbacks: &mut C) -> Result<usize, Error> {
-        // What a process has sent before it ended is still valid.
+        // Packets that a process has sent before it ended are still valid.
         self.receive(callbacks)?;
-        self.state.end_lost_connections(&mut self.device, callbacks)
+        self.state.end_lost_connections(&self.device, callbacks)
+    }
+
+    /// Begins to drain the connections, for a checkpoint: messages that have begun are completed,
+    /// and no others begin. Messages may still be posted.
+    ///
+    /// A checkpoint has these steps on each rank, and all ranks take part:
+    /// 1. The rank calls this function.
+    /// 2. It advances until [`MessageLayer::is_drained`]. It must decide about the messages that it
+    ///    has postponed, because their senders wait for them.
+    /// 3. It enters a barrier of the program, by other means than this layer. It advances until it
+    ///    leaves the barrier, because other ranks may need its acknowledgements.
+    /// 4. No packet is on its way now that any rank needs. The rank takes its checkpoint.
+    /// 5. It calls [`MessageLayer::end_drain`] after another barrier.
+    pub fn begin_drain(&mut self) {
+        self.state.begin_drain();
+    }
+
+    /// Returns whether all messages that had begun are complete at their receivers.
+    pub fn is_drained(&self) -> bool {
+        self.state.is_drained()
+    }
+
+    /// Lets messages begin again.
+    pub fn end_drain(&mut self) {
+        self.state.end_drain();
     }
 
     /// Returns whether a rank's core has a process. The call makes a slow access to the device.
     ///
     /// # Errors
     /// Returns [`Error::Unreachable`] or [`Error::Device`].
-    pub fn is_up(&mut self, rank: Rank) -> Result<bool, Error> {
-        Ok(nicforge_hwi::torus::presence::is_up(self.device.life(rank)?))
+    pub fn is_up(&self, rank: Rank) -> Result<bool, Error> {
+        Ok(presence::is_up(self.device.life(rank)?))
     }
 }
 
@@ -277,31 +313,55 @@ impl MessageLayer<Torus> {
         cancel: Option<&Cancel>,
         mut condition: impl FnMut(&C) -> bool,
     ) -> Result<(), Error> {
+        self.wait(callbacks, deadline, cancel, |_, callbacks| condition(callbacks))
+    }
+
+    /// Advances until the connections are drained, after [`MessageLayer::begin_drain`].
+    ///
+    /// # Errors
+    /// Returns the errors of [`MessageLayer::wait_until`].
+    pub fn wait_until_drained<C: Callbacks>(
+        &mut self,
+        callbacks: &mut C,
+        deadline: Deadline,
+        cancel: Option<&Cancel>,
+    ) -> Result<(), Error> {
+        self.wait(callbacks, deadline, cancel, |layer, _| layer.is_drained())
+    }
+
+    /// Advances until a condition holds. Now and then it checks for peers that are gone.
+    fn wait<C: Callbacks>(
+        &mut self,
+        callbacks: &mut C,
+        deadline: Deadline,
+        cancel: Option<&Cancel>,
+        mut condition: impl FnMut(&Self, &C) -> bool,
+    ) -> Result<(), Error> {
         let device = self.device.device().clone();
         let mut waiter = Waiter::new(&device, deadline, cancel);
-        let mut idle_turns = 0;
+        let mut turns = 0;
 
         loop {
             let moved = self.advance(callbacks)?;
-            if condition(callbacks) {
+            if condition(self, callbacks) {
                 return Ok(());
             }
-
             waiter.check().map_err(|end| match end {
                 WaitEnd::Cancelled => DriverError::Cancelled,
                 WaitEnd::Timeout => deadline.timeout("a message"),
             })?;
-            if moved != 0 {
-                idle_turns = 0;
-                waiter.progress();
-                continue;
-            }
 
-            idle_turns += 1;
-            if idle_turns % TURNS_PER_CHECK == 0 {
+            turns += if moved == 0 { IDLE_TURN } else { 1 };
+            if turns >= TURNS_PER_CHECK {
+                turns = 0;
                 self.check_peers(callbacks)?;
             }
-            waiter.pause(&device)?;
+
+            if moved == 0 {
+                waiter.pause(&device)?;
+            } else {
+                waiter.progress();
+            }
         }
     }
 }

@@ -17,7 +17,7 @@ impl State {
     /// Returns the open connection with a rank, and makes it if there is none.
     pub(super) fn connect<D: PacketDevice>(
         &mut self,
-        device: &mut D,
+        device: &D,
         rank: Rank,
     ) -> Result<ConnectionIndex, Error> {
         let found = self.connections.find(rank);
@@ -42,7 +42,7 @@ impl State {
     /// process, after the end of the connection with its predecessor, or marks the claim as stale.
     pub(super) fn settle<D: PacketDevice, C: Callbacks>(
         &mut self,
-        device: &mut D,
+        device: &D,
         claim: Claim,
         callbacks: &mut C,
     ) -> Result<(), Error> {
@@ -75,7 +75,7 @@ impl State {
     /// Ends the connections with processes that are gone. Returns their number.
     pub(super) fn end_lost_connections<D: PacketDevice, C: Callbacks>(
         &mut self,
-        device: &mut D,
+        device: &D,
         callbacks: &mut C,
     ) -> Result<usize, Error> {
         // A later change has another number, so it is not missed.

@@ -1,19 +1,18 @@
-//! Messages that are sent: the packetizer, and the sender's side of the protocols.
-
-use std::ops::Range;
+//! The sender's side of the protocols: the queues of messages, and what each connection sends next.
 
 use nicforge_driver::runtime::{Cost, charge};
 use nicforge_hwi::torus::QUAD;
 use zerocopy::IntoBytes;
 
 use super::{
-    Buffer, Callbacks, Config, MatchInformation, SendHandle, Sent,
+    Buffer, Callbacks, MatchInformation, SendHandle, Sent,
     carving::Carving,
     connection::ConnectionIndex,
-    receive::Malformed,
+    incoming::Malformed,
+    outgoing::{OutgoingMessage, Plan, Stage},
     slab::{Key, NONE},
     state::State,
-    wire::{ANNOUNCEMENT, Acknowledgement, Control, Details, INFORMATION, Kind, MessageId, Oldest, Protocol},
+    wire::{Acknowledgement, Control, Kind, MessageId, Oldest, Protocol},
 };
 use crate::{
     Error,
@@ -22,146 +21,6 @@ use crate::{
 
 /// Maximum number of packets that a connection sends before the next one has its turn.
 const QUANTUM: u32 = 8;
-
-/// The protocol of a message, by its length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Plan {
-    /// The whole message is in one packet.
-    Single,
-    /// It has several packets.
-    Several(Protocol),
-}
-
-impl Plan {
-    /// Returns the plan for a message of a length.
-    fn of(config: &Config, length: usize) -> Self {
-        if length <= config.single {
-            Plan::Single
-        } else if length <= config.eager {
-            Plan::Several(Protocol::Eager)
-        } else if length <= config.mid_size {
-            Plan::Several(Protocol::MidSize)
-        } else {
-            Plan::Several(Protocol::Rendezvous)
-        }
-    }
-}
-
-/// The state of a message that is sent. `quads` is the number of the body's quads that were sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// Its next packet needs a credit. `packets` of them were sent.
-    Unsolicited { packets: u32, quads: u32 },
-    /// The receiver must acknowledge it.
-    Waiting { quads: u32 },
-    /// The receiver has acknowledged it. Its ends may have to be sent first.
-    Solicited { ends_due: bool, quads: u32 },
-    /// All packets were sent.
-    Sent,
-}
-
-/// A message that is sent.
-#[derive(Debug)]
-pub(super) struct OutgoingMessage {
-    connection: ConnectionIndex,
-    /// Its id, once its first packet was sent.
-    id: Option<MessageId>,
-    information: MatchInformation,
-    buffer: Buffer,
-    plan: Plan,
-    stage: Stage,
-    carving: Carving,
-    /// The next message of the connection, or [`NONE`].
-    next: u32,
-}
-
-impl OutgoingMessage {
-    /// Returns the kind of the next packet, if one can be sent.
-    #[inline]
-    fn next_kind(&self) -> Option<Kind> {
-        match (self.stage, self.plan) {
-            (Stage::Waiting { .. } | Stage::Sent, _) => None,
-            (Stage::Solicited { ends_due: true, .. }, _) => Some(Kind::Ends),
-            (Stage::Solicited { .. }, _) => Some(Kind::Data),
-            (_, Plan::Single) => Some(Kind::Single),
-            (_, Plan::Several(Protocol::Rendezvous)) => Some(Kind::Request),
-            (Stage::Unsolicited { packets: 0, .. }, _) => Some(Kind::Lead),
-            (_, Plan::Several(Protocol::Eager)) => Some(Kind::Eager),
-            (_, Plan::Several(Protocol::MidSize)) => Some(Kind::Repeat),
-        }
-    }
-
-    /// Returns the number of quads of the body that were sent.
-    #[inline]
-    fn quads(&self) -> u32 {
-        match self.stage {
-            Stage::Unsolicited { quads, .. } | Stage::Waiting { quads } | Stage::Solicited { quads, .. } => {
-                quads
-            }
-            Stage::Sent => 0,
-        }
-    }
-
-    /// Returns what a packet of the message says of it, beside the match information.
-    fn details(&self) -> Details {
-        let protocol = match self.plan {
-            Plan::Single => Protocol::Eager,
-            Plan::Several(protocol) => protocol,
-        };
-        Details::new(self.buffer.len(), self.carving.head(), protocol)
-    }
-
-    /// Returns a copy of the message's ends, padded with zeros.
-    fn ends(&self) -> [u8; 2 * QUAD] {
-        let mut ends = [0; 2 * QUAD];
-        let head = self.buffer.pieces(self.carving.head_range());
-        let bytes = head.chain(self.buffer.pieces(self.carving.tail_range())).flatten();
-        ends.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
-        ends
-    }
-
-    /// Returns the part of the message that a packet has after its prefix.
-    #[inline]
-    fn part(&self, kind: Kind) -> Range<usize> {
-        match kind {
-            Kind::Single => 0..self.buffer.len(),
-            Kind::Lead => self.carving.part(0, self.carving.lead_prefix()),
-            Kind::Repeat => self.carving.part(self.quads(), ANNOUNCEMENT),
-            Kind::Eager | Kind::Data => self.carving.part(self.quads(), 0),
-            _ => 0..0,
-        }
-    }
-
-    /// Records that a packet with a part of the body was sent. The mid-size protocol waits after
-    /// `repeated` packets.
-    #[inline]
-    fn advance(&mut self, kind: Kind, part: &Range<usize>, repeated: u8) {
-        let has_all = |quads: u32| quads as usize * QUAD >= self.carving.body();
-        self.stage = match (kind, self.stage) {
-            (Kind::Request, _) => Stage::Waiting { quads: 0 },
-            (Kind::Ends, _) if has_all(0) => Stage::Sent,
-            (Kind::Ends, _) => Stage::Solicited { ends_due: false, quads: 0 },
-            (Kind::Single, _) => Stage::Sent,
-            (_, stage) => {
-                let quads = self.carving.quads_until(part);
-                match stage {
-                    _ if has_all(quads) => Stage::Sent,
-                    Stage::Unsolicited { packets, .. } => {
-                        let packets = packets + 1;
-                        let must_wait =
-                            self.plan == Plan::Several(Protocol::MidSize) && packets >= repeated.into();
-                        if must_wait {
-                            Stage::Waiting { quads }
-                        } else {
-                            Stage::Unsolicited { packets, quads }
-                        }
-                    }
-                    _ => Stage::Solicited { ends_due: false, quads },
-                }
-            }
-        };
-    }
-}
 
 /// Outcome of an attempt to send the next packet of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,8 +31,8 @@ enum Step {
     Waiting,
     /// All packets were sent before.
     Ended,
-    /// The receiver must free places first.
-    NoCredit,
+    /// The receiver must free places first, or no message may begin.
+    Held,
     /// The packet device has no room.
     NoRoom,
 }
@@ -197,6 +56,7 @@ impl State {
         information: MatchInformation,
         buffer: Buffer,
     ) -> Key {
+        charge(Cost::SendMessage, 1);
         let carving = Carving::new(buffer.len(), buffer.head());
         let key = self.sends.insert(OutgoingMessage {
             connection: index,
@@ -259,7 +119,8 @@ impl State {
                     self.connections.get(index).is_some_and(|connection| connection.outgoing.first != NONE);
             }
 
-            // A message may have carried the credit.
+            has_more |= !self.send_markers(device, index)?;
+            // Another packet may have carried the credit.
             has_more |= !self.send_credit(device, index)?;
             if has_more {
                 self.connections.make_ready(index);
@@ -287,7 +148,7 @@ impl State {
                     number = self.sends.get(number).map_or(NONE, |message| message.next);
                 }
                 Step::Ended => number = self.end_send(index, previous, number, callbacks),
-                Step::NoCredit => return Ok(Flow::Idle),
+                Step::Held => return Ok(Flow::Idle),
                 Step::NoRoom => return Ok(Flow::NoRoom),
             }
         }
@@ -307,9 +168,11 @@ impl State {
         let Some(kind) = message.next_kind() else {
             return Ok(if message.stage == Stage::Sent { Step::Ended } else { Step::Waiting });
         };
+        let message_begins = message.id.is_none();
         let id = message.id.unwrap_or(connection.outgoing.next_id);
-        if kind.is_unsolicited() && !connection.outgoing.may_send(id) {
-            return Ok(Step::NoCredit);
+        let has_credit = !kind.is_unsolicited() || connection.outgoing.may_send(id);
+        if !has_credit || message_begins && self.is_draining {
+            return Ok(Step::Held);
         }
 
         let details = message.details();
@@ -342,7 +205,6 @@ impl State {
             return Ok(Step::NoRoom);
         }
 
-        let message_begins = message.id.is_none();
         self.statistics.packets_sent += 1;
         if let Some(connection) = self.connections.get_mut(index) {
             if kind.is_unsolicited() {
@@ -387,7 +249,6 @@ impl State {
         }
 
         self.statistics.messages_sent += 1;
-        charge(Cost::SendMessage, 1);
         let destination = connection.rank;
         callbacks.senddone(Sent {
             handle: SendHandle(key),
@@ -479,5 +340,3 @@ impl State {
         Ok(())
     }
 }
-
-const _: () = assert!(INFORMATION == QUAD, "the parts of a packet are quads");

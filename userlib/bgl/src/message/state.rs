@@ -6,9 +6,9 @@ use nicforge_hwi::torus::PacketHeader;
 use super::{
     Config, Statistics,
     connection::{Connection, ConnectionIndex, Connections},
+    incoming::IncomingMessage,
+    outgoing::OutgoingMessage,
     pool::Pool,
-    receive::IncomingMessage,
-    send::OutgoingMessage,
     slab::Slab,
     wire::{Control, Kind, MessageId, SoftwareHeader, WINDOW, life_bits},
 };
@@ -44,6 +44,8 @@ pub(super) struct State {
     pub(super) unsettled: Option<Claim>,
     /// A claim that was found to be of a process that had ended.
     pub(super) stale: Option<Claim>,
+    /// Whether no message may begin, because the program takes a checkpoint.
+    pub(super) is_draining: bool,
     /// The device's number of changes of lives, when all peers were last checked.
     pub(super) checked_at: Option<u32>,
 }
@@ -61,6 +63,7 @@ impl State {
             statistics: Statistics::default(),
             unsettled: None,
             stale: None,
+            is_draining: false,
             checked_at: None,
         }
     }
@@ -104,12 +107,12 @@ impl State {
         let Some(connection) = self.connections.get(index) else { return Ok(true) };
         let control = Control { length: 0, freed: connection.incoming.freed() };
         let header = self.header(connection, kind, id, control.encode()).high_priority();
-        charge(Cost::ControlPacket, 1);
         if !device.send(header, [payload].into_iter())? {
             self.statistics.stalls += 1;
             return Ok(false);
         }
 
+        charge(Cost::ControlPacket, 1);
         self.statistics.packets_sent += 1;
         if let Some(connection) = self.connections.get_mut(index) {
             connection.incoming.mark_reported();

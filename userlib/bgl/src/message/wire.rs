@@ -15,7 +15,7 @@
 //! | kind | payload |
 //! | --- | --- |
 //! | `Single` | match information, up to 224 bytes of data |
-//! | `Lead` | match information, [`Details`], the ends of the message, the first bytes of its body |
+//! | `Lead` | match information, [`Details`], the ends, the first bytes of the body |
 //! | `Repeat` | match information, [`Details`], up to 208 bytes of the body |
 //! | `Eager` | up to 240 bytes of the body |
 //! | `Request` | match information, [`Details`] |
@@ -23,6 +23,8 @@
 //! | `Data` | up to 240 bytes of the body |
 //! | `Ends` | the ends of the message |
 //! | `Credit` | [`Oldest`] |
+//! | `Marker` | nothing; the id is that of the sender's next message |
+//! | `MarkerAcknowledge` | nothing; the id is that of the marker |
 //!
 //! `Single` to `Request` are *unsolicited*: each uses up a credit of the sender. `Data` and `Ends`
 //! go to memory that the receiver has agreed to by `Acknowledge`.
@@ -82,6 +84,10 @@ pub enum Kind {
     Ends = 8,
     /// The receiver has freed places.
     Credit = 9,
+    /// The sender begins no more messages.
+    Marker = 10,
+    /// All messages before a marker are complete.
+    MarkerAcknowledge = 11,
 }
 
 impl Kind {
@@ -97,6 +103,8 @@ impl Kind {
             7 => Self::Data,
             8 => Self::Ends,
             9 => Self::Credit,
+            10 => Self::Marker,
+            11 => Self::MarkerAcknowledge,
             _ => return None,
         })
     }
@@ -217,7 +225,7 @@ pub enum Protocol {
     Rendezvous = 2,
 }
 
-/// What a receiver must know of a message beside its match information.
+/// The description of a message, beside its match information.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Details {
@@ -292,7 +300,7 @@ mod tests {
     proptest! {
         #[test]
         fn decode_returns_the_encoded_header(
-            kind in 1u32..=9, source in 0u16..8192, life: u8, id in 0u16..MessageId::COUNT, field in 0u32..1 << 24,
+            kind in 1u32..=11, source in 0u16..8192, life: u8, id in 0u16..MessageId::COUNT, field in 0u32..1 << 24,
         ) {
             let kind = Kind::from_number(kind).unwrap();
             let header = SoftwareHeader { kind, source: Rank(source), life, id: MessageId::new(id), field };

@@ -148,13 +148,9 @@ impl Place {
         self.shape.nodes() as u16 * CORES
     }
 
-    /// Returns the header of a dynamic packet to a core of another node. Returns `None` for ranks
-    /// that the machine does not have, and for those of this node, because the torus does not
-    /// connect the cores of a node.
+    /// Returns the header of a dynamic packet to a rank, which may be on this node. Returns `None`
+    /// for a rank that the machine does not have.
     pub fn route(&self, rank: Rank) -> Option<PacketHeader> {
-        if rank.node() == self.rank.node() {
-            return None;
-        }
         let coordinates = self.shape.coordinates(u32::from(rank.node()))?;
         let hints = self.shape.hints_towards(self.coordinates, coordinates);
         Some(PacketHeader::to(coordinates, rank.core()).with_hints(hints))
@@ -232,9 +228,10 @@ mod tests {
     }
 
     #[test]
-    fn no_route_leads_to_the_own_node_or_out_of_the_machine() {
+    fn routes_lead_to_all_ranks_of_the_machine() {
         let place = place(TORUS, [1, 0, 0]);
-        assert_eq!([2, 3, 40].map(|rank| place.route(Rank(rank))), [None; 3]);
+        assert_eq!([40, u16::MAX].map(|rank| place.route(Rank(rank))), [None; 2]);
+        assert_eq!(place.route(Rank(3)).map(|header| (header.hints(), header.group())), Some((0, 1)));
 
         let header = place.route(Rank(39)).unwrap();
         assert_eq!((header.destination(), header.group(), header.is_dynamic()), ([3, 4, 0], 1, true));

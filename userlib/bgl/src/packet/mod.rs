@@ -12,7 +12,7 @@
 //! | rule | |
 //! | --- | --- |
 //! | size | 32 to 256 bytes in steps of 32: a header of 16 bytes and up to 240 bytes of payload |
-//! | alignment | a packet begins at a multiple of 32 bytes of its FIFO, its payload 16 bytes later |
+//! | alignment | a packet begins at a multiple of 32 bytes of its FIFO, the payload 16 later |
 //! | padding | a payload is padded with zeros to the packet's size; the receiver sees the padding |
 //! | order | none: the packets of a sender arrive in any order, unless they are deterministic |
 //! | loss | none, while the receiver's life lasts: see [`nicforge_hwi::torus::presence`] |
@@ -40,10 +40,10 @@ pub use self::{
 };
 use crate::Error;
 
-/// What a handler has done with a packet.
+/// A handler's decision about a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The handler is done with the packet, whose space is freed.
+    /// The packet is done with, and its space is freed.
     Taken,
     /// The packet stays where it is, and the call that receives ends. The next call offers it
     /// again.
@@ -66,13 +66,13 @@ pub trait PacketDevice {
     ///
     /// # Errors
     /// Returns [`Error::Device`].
-    fn life(&mut self, rank: Rank) -> Result<u16, Error>;
+    fn life(&self, rank: Rank) -> Result<u16, Error>;
 
     /// Returns a number that changes whenever the life of any rank changes. The call may be slow.
     ///
     /// # Errors
     /// Returns [`Error::Device`].
-    fn life_changes(&mut self) -> Result<u32, Error>;
+    fn life_changes(&self) -> Result<u32, Error>;
 
     /// Sends a packet if there is room for it, and returns whether there was. The device sets the
     /// packet's size from the pieces of the payload. The packet may wait for

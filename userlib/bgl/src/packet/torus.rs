@@ -98,13 +98,12 @@ impl Torus {
     /// Returns [`Error::Unreachable`] for a rank that the machine does not have, and
     /// [`Error::Device`] when the wait ends.
     pub fn wait_for_peer(
-        &mut self,
+        &self,
         rank: Rank,
         deadline: Deadline,
         cancel: Option<&Cancel>,
     ) -> Result<(), Error> {
-        let device = self.device.clone();
-        device.wait_for(deadline, cancel, "a peer's process", || {
+        self.device.wait_for(deadline, cancel, "a peer's process", || {
             Ok(presence::is_up(self.life(rank)?).then_some(()))
         })
     }
@@ -115,7 +114,7 @@ impl PacketDevice for Torus {
         &self.place
     }
 
-    fn life(&mut self, rank: Rank) -> Result<u16, Error> {
+    fn life(&self, rank: Rank) -> Result<u16, Error> {
         let ranks = self.place.ranks();
         if rank.0 >= ranks {
             return Err(Error::Unreachable { rank: rank.0, ranks });
@@ -124,7 +123,7 @@ impl PacketDevice for Torus {
         Ok(presence::life(word, rank.core()))
     }
 
-    fn life_changes(&mut self) -> Result<u32, Error> {
+    fn life_changes(&self) -> Result<u32, Error> {
         Ok(self.registers.read32(reg::PRESENCE_CHANGES)?)
     }
 

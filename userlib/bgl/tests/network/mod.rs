@@ -21,7 +21,7 @@ use nicforge_bgl::{
     Error,
     message::{
         Arrival, Buffer, Callbacks, Config, Disposition, INFORMATION, MessageLayer, ReceiveHandle, Received,
-        Region, Sent,
+        Region, Sent, wire::SoftwareHeader,
     },
     packet::{PacketDevice, PayloadReader, Place, Rank, Shape, Verdict},
 };
@@ -181,7 +181,7 @@ impl Network {
         })
     }
 
-    /// Gives a packet to a rank directly.
+    /// Puts a packet into the reception FIFO of a rank.
     pub fn deliver(&self, rank: Rank, header: PacketHeader, payload: &[u8]) {
         let mut core = self.0.borrow_mut();
         let header = header.with_payload(payload.len());
@@ -223,11 +223,11 @@ impl PacketDevice for Port {
         &self.place
     }
 
-    fn life(&mut self, rank: Rank) -> Result<u16, Error> {
+    fn life(&self, rank: Rank) -> Result<u16, Error> {
         Ok(self.core.borrow().stations[usize::from(rank.0)].life)
     }
 
-    fn life_changes(&mut self) -> Result<u32, Error> {
+    fn life_changes(&self) -> Result<u32, Error> {
         Ok(self.core.borrow().changes)
     }
 
@@ -286,6 +286,11 @@ impl PacketDevice for Port {
         }
         Ok(taken)
     }
+}
+
+/// Returns the software header of a packet of the message layer.
+pub fn software_header(packet: &Packet) -> SoftwareHeader {
+    SoftwareHeader::decode(packet.header.software).unwrap()
 }
 
 fn packet_bytes(packet: &Packet) -> Vec<u8> {
@@ -372,7 +377,7 @@ pub fn contents(layout: Layout, buffer: Buffer, len: usize) -> Vec<u8> {
     }
 }
 
-/// What a program does with a message that arrives.
+/// A program's decision about a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     Receive(Layout),
