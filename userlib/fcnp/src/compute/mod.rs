@@ -11,6 +11,8 @@ mod handshake;
 mod link;
 mod mailbox;
 mod node;
+#[cfg(test)]
+mod tests;
 mod transfer;
 
 use std::sync::{

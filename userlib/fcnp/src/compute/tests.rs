@@ -1,0 +1,42 @@
+//! A pset in this process.
+
+use std::{sync::Arc, time::Duration};
+
+use nicforge_machine::{build::build, description::parse, in_process::LocalMachine};
+use nicforge_nics::families;
+
+use super::*;
+use crate::IoNode;
+
+/// Longer than any wait of these tests.
+pub(super) const LIMIT: Duration = Duration::from_secs(20);
+
+/// A pset with an I/O node and one compute node.
+pub(super) struct Pset(Arc<LocalMachine>);
+
+impl Pset {
+    pub(super) fn new() -> Self {
+        let description =
+            parse("name = \"p\"\n[[pset]]\ncompute_nodes = 1\n", "p.toml", &families()).unwrap();
+        Self(LocalMachine::new(build(&description).unwrap().0))
+    }
+
+    /// Opens a core of a node.
+    fn device(&self, node: &str, core: &str) -> Device {
+        Device::from_backing(self.0.open_named(node, core).unwrap()).unwrap()
+    }
+
+    /// Serves the I/O node from its core 0.
+    pub(super) fn io(&self) -> IoNode {
+        IoNode::open(self.device("io0", "core0"), config()).unwrap()
+    }
+
+    /// Opens a core of the compute node.
+    pub(super) fn core(&self, core: &str) -> ComputeCore {
+        ComputeCore::open(self.device("cn0", core), config()).unwrap()
+    }
+}
+
+fn config() -> Config {
+    Config { timeout: Some(LIMIT), open_timeout: LIMIT, ..Config::default() }
+}
