@@ -1,4 +1,4 @@
-//! A pset in this process.
+//! A pset in this process, and calls of its compute cores in special situations.
 
 use std::{sync::Arc, time::Duration};
 
@@ -39,4 +39,20 @@ impl Pset {
 
 fn config() -> Config {
     Config { timeout: Some(LIMIT), open_timeout: LIMIT, ..Config::default() }
+}
+
+#[test]
+fn call_that_is_cancelled_or_late_at_its_start_sends_no_request() {
+    let pset = Pset::new();
+    let (_io, core) = (pset.io(), pset.core("core0"));
+    let cancelled = Cancel::new().unwrap();
+    cancelled.cancel();
+    let sent = core.statistics().packets_sent;
+
+    let write = core.write_until(&[1; 100], Deadline::never(), Some(&cancelled));
+    let read = core.read_until(&mut [0; 100], Deadline::now(), None);
+
+    assert!(matches!(write, Err(Error::Cancelled { .. })));
+    assert!(matches!(read, Err(Error::Timeout { .. })));
+    assert_eq!(core.statistics().packets_sent, sent);
 }
