@@ -18,6 +18,12 @@ fn device(table: &str, node: &str, attachment: &str) -> Device {
     Device::from_backing(backing).unwrap()
 }
 
+/// Returns the handle of a rank.
+fn endpoint(rank: Rank) -> matching_endpoint {
+    let inner = Inner { rank, timeout: Some(Duration::from_secs(60)), barrier: Barrier::default() };
+    matching_endpoint(Handle::new(inner).unwrap())
+}
+
 /// Returns the only ranks of two jobs, one on each network.
 fn single_ranks() -> [matching_endpoint; 2] {
     let card = device("[[extoll]]\nmesh = 2", "ex0", "vpid0");
@@ -27,14 +33,7 @@ fn single_ranks() -> [matching_endpoint; 2] {
 
     let config = Config::default();
     let ranks = [Rank::of_extoll(extoll.unwrap(), config), Rank::of_mu(mu.unwrap(), config)];
-    ranks.map(|rank| {
-        let inner = Inner {
-            rank: rank.unwrap(),
-            timeout: Some(Duration::from_secs(60)),
-            barrier: Barrier::default(),
-        };
-        matching_endpoint(Handle::new(inner).unwrap())
-    })
+    ranks.map(|rank| endpoint(rank.unwrap()))
 }
 
 /// Interrupting a wait does not cancel the request; its number remains valid.
@@ -68,6 +67,33 @@ fn interrupt_a_wait(endpoint: &matching_endpoint) {
     // SAFETY: as above.
     let second_wait = unsafe { matching_wait(handle, request, &raw mut status) };
     assert_eq!(second_wait, -libc::EBADF);
+}
+
+/// The barrier's own messages cannot be mixed with those of the program.
+#[test]
+fn the_context_of_the_barrier_is_refused() {
+    single_ranks().iter().for_each(use_the_context_of_the_barrier);
+}
+
+/// Calls each function that takes a context with the barrier's.
+fn use_the_context_of_the_barrier(endpoint: &matching_endpoint) {
+    let handle = std::ptr::from_ref(endpoint);
+    let (mut received, sent, mut request) = ([0_u8; 8], [7_u8; 8], 0);
+    let (data, target) = (sent.as_ptr().cast(), received.as_mut_ptr().cast());
+    let (context, status) = (MATCHING_BARRIER_CONTEXT, std::ptr::null_mut());
+
+    let calls = [
+        // SAFETY: the handle and all memory live until the end.
+        unsafe { matching_isend(handle, 0, context, 2, data, 8, &raw mut request) },
+        // SAFETY: as above.
+        unsafe { matching_irecv(handle, 0, context, 2, 0, target, 8, &raw mut request) },
+        // SAFETY: as above.
+        unsafe { matching_send(handle, 0, context, 2, data, 8) },
+        // SAFETY: as above.
+        unsafe { matching_recv(handle, 0, context, 2, 0, target, 8, status) },
+    ];
+
+    assert_eq!(calls, [-libc::EINVAL; 4]);
 }
 
 /// A failed request and a failed endpoint have different error numbers.
