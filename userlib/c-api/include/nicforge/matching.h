@@ -243,8 +243,8 @@ int32_t matching_recv(const struct matching_endpoint *endpoint,
 
 /*
  Sets or clears interruption. While `on`, present and later waits for this endpoint end with
- -EINTR, except those of matching_barrier. Any thread may call it. Returns 0, or a negative error
- number.
+ -EINTR, those of matching_barrier within a tenth of a second. Any thread may call it. Returns 0,
+ or a negative error number.
 
  # Safety
  `endpoint` is NULL or a handle.
@@ -262,8 +262,8 @@ int32_t matching_progress(const struct matching_endpoint *endpoint);
 
 /*
  Waits until all ranks have called it, for example before they close. After a time-out
- (-ETIMEDOUT), the next call continues the same barrier. After any other error, every later call
- fails. Returns 0, or a negative error number.
+ (-ETIMEDOUT) or an interruption (-EINTR), the next call continues the same barrier. After any
+ other error, every later call fails. Returns 0, or a negative error number.
 
  # Safety
  `endpoint` is NULL or a handle.

@@ -22,10 +22,13 @@ use std::{
 
 use nicforge_driver::{Cancel, Deadline};
 use nicforge_matching::{Buffer, Completion, Config, Envelope, Error, Request, Selector};
-use nicforge_mpi_programs::collective::{self, Barrier};
+use nicforge_mpi_programs::{
+    Error as ProgramError,
+    collective::{self, Barrier},
+};
 
 use self::{
-    failure::{failure, of_request, of_transport},
+    failure::{failure, of_program, of_request, of_transport},
     rank::Rank,
 };
 use crate::support::{
@@ -44,6 +47,9 @@ const _: () = assert!(MATCHING_BARRIER_CONTEXT == collective::CONTEXT);
 
 /// Number of the longest eager messages for which a window has room, as the default window has.
 const EAGER_MESSAGES_IN_WINDOW: usize = 32;
+
+/// Longest time for which a wait for the barrier is not interrupted.
+const BARRIER_SLICE: Duration = Duration::from_millis(100);
 
 /// Options of an endpoint. All zero is the default.
 #[repr(C)]
@@ -120,6 +126,25 @@ impl Inner {
             ),
             other => failure(other),
         })
+    }
+
+    /// Waits until all ranks have entered the barrier. The barrier itself has no cancellation, so
+    /// the wait is divided into short ones, and `cancel` is checked before each.
+    fn wait_for_barrier(&mut self, cancel: &Cancel) -> Result<(), Failure> {
+        let deadline = self.deadline();
+
+        loop {
+            if cancel.is_cancelled() {
+                return Err(failure(Error::Interrupted { what: "the barrier" }));
+            }
+
+            let slice = deadline.at_most(BARRIER_SLICE);
+            match self.rank.wait_for_barrier(&mut self.barrier, slice) {
+                Ok(()) => return Ok(()),
+                Err(ProgramError::Endpoint(Error::Timeout { .. })) if !deadline.has_passed() => {}
+                Err(error) => return Err(of_program(error)),
+            }
+        }
     }
 }
 
@@ -416,8 +441,8 @@ pub unsafe extern "C" fn matching_recv(
 }
 
 /// Sets or clears interruption. While `on`, present and later waits for this endpoint end with
-/// -EINTR, except those of matching_barrier. Any thread may call it. Returns 0, or a negative error
-/// number.
+/// -EINTR, those of matching_barrier within a tenth of a second. Any thread may call it. Returns 0,
+/// or a negative error number.
 ///
 /// # Safety
 /// `endpoint` is NULL or a handle.
@@ -443,17 +468,14 @@ pub unsafe extern "C" fn matching_progress(endpoint: *const matching_endpoint) -
 }
 
 /// Waits until all ranks have called it, for example before they close. After a time-out
-/// (-ETIMEDOUT), the next call continues the same barrier. After any other error, every later call
-/// fails. Returns 0, or a negative error number.
+/// (-ETIMEDOUT) or an interruption (-EINTR), the next call continues the same barrier. After any
+/// other error, every later call fails. Returns 0, or a negative error number.
 ///
 /// # Safety
 /// `endpoint` is NULL or a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn matching_barrier(endpoint: *const matching_endpoint) -> i32 {
-    let barrier = |inner: &mut Inner, _: &Cancel| {
-        let deadline = inner.deadline();
-        inner.rank.wait_for_barrier(&mut inner.barrier, deadline).map(|()| 0)
-    };
+    let barrier = |inner: &mut Inner, cancel: &Cancel| inner.wait_for_barrier(cancel).map(|()| 0);
     // SAFETY: by this function's contract.
     guarded_number(|| unsafe { with_object(endpoint, barrier) })
 }

@@ -1,5 +1,7 @@
 //! Tests of the C API from Rust.
 
+use std::{thread, time::Instant};
+
 use nicforge_driver::Device;
 use nicforge_extoll_transport::{Config as ExtollConfig, ExtollTransport, Job};
 use nicforge_machine::{build::build, description::parse, in_process::LocalMachine};
@@ -22,6 +24,17 @@ fn device(table: &str, node: &str, attachment: &str) -> Device {
 fn endpoint(rank: Rank) -> matching_endpoint {
     let inner = Inner { rank, timeout: Some(Duration::from_secs(60)), barrier: Barrier::default() };
     matching_endpoint(Handle::new(inner).unwrap())
+}
+
+/// Returns both ranks of a job on two EXTOLL cards.
+fn two_ranks() -> [matching_endpoint; 2] {
+    let text = "name = \"two\"\n[[extoll]]\nmesh = 2\n";
+    let machine = LocalMachine::new(build(&parse(text, "two.toml", &families()).unwrap()).unwrap().0);
+    ["ex0", "ex1"].map(|node| {
+        let device = Device::from_backing(machine.open_named(node, "vpid0").unwrap()).unwrap();
+        let transport = ExtollTransport::open(device, &Job::of_nodes(2, 1), ExtollConfig::default());
+        endpoint(Rank::of_extoll(transport.unwrap(), Config::default()).unwrap())
+    })
 }
 
 /// Returns the only ranks of two jobs, one on each network.
@@ -94,6 +107,32 @@ fn use_the_context_of_the_barrier(endpoint: &matching_endpoint) {
     ];
 
     assert_eq!(calls, [-libc::EINVAL; 4]);
+}
+
+/// An interruption ends a barrier that waits. The next call continues the same barrier.
+#[test]
+fn an_interrupted_barrier_is_continued_by_the_next_call() {
+    // SAFETY: the handles live until the end.
+    let barrier = |endpoint: &matching_endpoint| unsafe { matching_barrier(endpoint) };
+    // SAFETY: as above.
+    let interrupt = |endpoint: &matching_endpoint, on| unsafe { matching_interrupt(endpoint, on) };
+    let ranks = two_ranks();
+
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| barrier(&ranks[0]));
+        thread::sleep(Duration::from_millis(50));
+        let interrupted_at = Instant::now();
+        assert_eq!(interrupt(&ranks[0], true), 0);
+        assert_eq!(waiting.join().unwrap(), -libc::EINTR);
+        assert!(interrupted_at.elapsed() < Duration::from_secs(1));
+    });
+    assert_eq!(barrier(&ranks[0]), -libc::EINTR);
+
+    assert_eq!(interrupt(&ranks[0], false), 0);
+    thread::scope(|scope| {
+        let first = scope.spawn(|| barrier(&ranks[0]));
+        assert_eq!((barrier(&ranks[1]), first.join().unwrap()), (0, 0));
+    });
 }
 
 /// A failed request and a failed endpoint have different error numbers.
