@@ -199,6 +199,7 @@ void check_pinned(char **devices)
 	 * With an IOMMU one segment is enough, which needs no room.
 	 */
 	bad = (struct nicforge_shim_dma_pin) {
+		.address = 0x55,
 		.start = (uintptr_t)target,
 		.len = PAGES * PAGE,
 		.flags = NICFORGE_SHIM_DMA_READ | NICFORGE_SHIM_DMA_WRITE,
@@ -210,6 +211,8 @@ void check_pinned(char **devices)
 	} else {
 		CHECK(target_pin.count > 1);
 		CHECK_ERROR(ioctl(engine.fd, NICFORGE_SHIM_PIN_DMA, &bad), ENOSPC);
+		/* No memory is pinned, so there is no address. */
+		CHECK_EQ(bad.address, 0x55);
 	}
 	CHECK_EQ(bad.count, target_pin.count);
 
