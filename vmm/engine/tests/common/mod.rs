@@ -83,7 +83,7 @@ pub mod reg {
 }
 
 /// The methods that [`reg::PANIC_IN`] names.
-pub const METHODS: [DeviceMethod; 9] = [
+pub const METHODS: [DeviceMethod; 10] = [
     DeviceMethod::Read,
     DeviceMethod::Write,
     DeviceMethod::Drain,
@@ -93,6 +93,7 @@ pub const METHODS: [DeviceMethod; 9] = [
     DeviceMethod::Detached,
     DeviceMethod::Reset,
     DeviceMethod::Counters,
+    DeviceMethod::LeasesEnded,
 ];
 
 /// Bytes of an attachment's windows.
@@ -268,6 +269,10 @@ impl Device for TestDevice {
             Err(_) => state.copies_failed += 1,
         }
         context.interrupt(attachment, 0);
+    }
+
+    fn leases_ended(&mut self, _: &mut Context<'_>, _: AttachmentId) {
+        self.panic_if_requested(DeviceMethod::LeasesEnded);
     }
 
     fn step(&mut self, _: &mut Context<'_>, _: u32) -> Progress {
