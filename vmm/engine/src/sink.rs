@@ -12,7 +12,9 @@
 //! A write can take long by chance: a hypervisor may take the processor away, and the kernel may
 //! account that time to the thread. An eventfd with many watches is slow each time. So two long
 //! writes to one eventfd in a row prove that it is slow, and a short write between them begins the
-//! count anew. Long writes to different eventfds are charged to a budget of their client.
+//! count anew. All slow writes, including those below the limit of a long one, are charged to a
+//! budget of their client. Without the budget, many writes just below the limit would hold the
+//! engine for seconds.
 
 use std::{
     collections::HashMap,
@@ -34,23 +36,30 @@ use nix::{
 };
 
 use crate::{
-    pace::{CALL_BUDGET, CallBudget, LONG_CALL, ThreadTime},
+    pace::{CALL_BUDGET, CallBudget, LONG_CALL, SLOW_TIME, ThreadTime},
     sigurg,
 };
 
 /// Name of an eventfd in `/proc/self/fd`.
 const EVENTFD_NAME: &str = "anon_inode:[eventfd]";
 
+/// The time from which on a write is slow is this part of the time from which on it is long: 200
+/// microseconds by default. A write usually takes a microsecond.
+const SLOW_PART: u32 = 50;
+
 /// A client as the owner of eventfds.
 #[derive(Debug)]
 pub(crate) struct EventFdOwner {
     /// Whether its eventfds are no longer written.
     given_up: AtomicBool,
-    /// Whether a write to one of its eventfds took long by the clock. If so, the next writes are
-    /// also measured by the time that the kernel accounts to the thread ([`ThreadTime`]).
-    suspected: AtomicBool,
-    /// Budget for the time of writes that were long by both measures.
-    long_writes: Mutex<CallBudget>,
+    /// The time until which the client is suspected, in nanoseconds since `since`. Writes to the
+    /// eventfds of a suspected client are also measured by the time that the kernel accounts to the
+    /// thread ([`ThreadTime`]).
+    suspected_until: AtomicU64,
+    /// The time when this value was made.
+    since: Instant,
+    /// Budget for the time of writes that were slow by both measures.
+    slow_writes: Mutex<CallBudget>,
     /// Time from which on a write is long.
     long_call: Duration,
 }
@@ -62,13 +71,13 @@ impl Default for EventFdOwner {
 }
 
 impl EventFdOwner {
-    /// Returns the owner for a new client. Writes that take `long_call` or longer are charged to
-    /// it.
+    /// Returns the owner for a new client. Writes that take `long_call` or longer are long.
     pub(crate) fn new(long_call: Duration) -> Self {
         Self {
             given_up: AtomicBool::new(false),
-            suspected: AtomicBool::new(false),
-            long_writes: Mutex::default(),
+            suspected_until: AtomicU64::new(0),
+            since: Instant::now(),
+            slow_writes: Mutex::default(),
             long_call,
         }
     }
@@ -79,12 +88,42 @@ impl EventFdOwner {
         self.given_up.load(Ordering::Acquire)
     }
 
-    /// Charges a long write that ended now. Returns whether the client has overspent its budget. A
-    /// single write is charged at most half the budget, because the whole host can be stopped
-    /// during it.
+    /// Returns the time from which on a write is slow.
+    fn slow_call(&self) -> Duration {
+        self.long_call / SLOW_PART
+    }
+
+    /// Returns whether the client is suspected at this time.
+    fn is_suspected(&self, now: Instant) -> bool {
+        self.nanoseconds_until(now) < self.suspected_until.load(Ordering::Relaxed)
+    }
+
+    /// Suspects the client after a write of this length, which was slow by the clock. After a long
+    /// write the client is suspected from then on. After a shorter one it is suspected for a while,
+    /// because a write can be slow by chance, and measuring costs system calls.
+    fn suspect(&self, length: Duration, now: Instant) {
+        let until = if length >= self.long_call { u64::MAX } else { self.nanoseconds_until(now + SLOW_TIME) };
+        self.suspected_until.fetch_max(until, Ordering::Relaxed);
+    }
+
+    /// Returns the nanoseconds from the creation of this value until `time`.
+    fn nanoseconds_until(&self, time: Instant) -> u64 {
+        let passed = time.saturating_duration_since(self.since);
+        u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Charges a slow write that ended now. Returns whether the client has overspent its budget.
     fn charge(&self, length: Duration, now: Instant) -> bool {
-        let mut budget = self.long_writes.lock().unwrap_or_else(PoisonError::into_inner);
-        budget.charge(length.min(CALL_BUDGET / 2), now)
+        let charged = if length >= self.long_call {
+            // The whole host can be stopped during a single write.
+            length.min(CALL_BUDGET / 2)
+        } else {
+            // Settings that permit longer calls make those below the limit cheaper in proportion.
+            length.min(LONG_CALL.mul_f64(length.div_duration_f64(self.long_call)))
+        };
+
+        let mut budget = self.slow_writes.lock().unwrap_or_else(PoisonError::into_inner);
+        budget.charge(charged, now)
     }
 }
 
@@ -249,23 +288,27 @@ impl EventFdSink {
     /// the kernel had accounted to the thread at `start`; it is measured only for a suspected
     /// client.
     ///
-    /// A client is suspected after its first long write. It is given up after writes that were long
-    /// by the thread's time too: two in a row to one eventfd, or more than its budget.
+    /// A client is suspected after its first slow write. It is given up after writes that were slow
+    /// by the thread's time too: two long ones in a row to one eventfd, or more than its budget.
     fn check_length(&self, start: Instant, thread_time: Option<ThreadTime>) {
         let now = Instant::now();
         let length = now.saturating_duration_since(start);
-        if length < self.owner.long_call {
-            // Without `thread_time` no write of the client was long, so `was_long` is false.
-            if thread_time.is_some() {
-                self.was_long.store(false, Ordering::Relaxed);
-            }
+        let is_long = length >= self.owner.long_call;
+        // Without `thread_time` no write of the client was long before, so `was_long` is false.
+        let was_long = thread_time.is_some() && self.was_long.load(Ordering::Relaxed);
+        if was_long != is_long {
+            self.was_long.store(is_long, Ordering::Relaxed);
+        }
+        if length < self.owner.slow_call() {
             return;
         }
 
-        self.owner.suspected.store(true, Ordering::Relaxed);
-        let was_long = self.was_long.swap(true, Ordering::Relaxed);
-        let is_proven = thread_time.is_some_and(|start| start.confirms_call_of(self.owner.long_call));
-        if is_proven && (self.owner.charge(length, now) || was_long) {
+        self.owner.suspect(length, now);
+        let Some(thread_time) = thread_time else { return };
+        let confirmed = thread_time.confirmed_part_of(length);
+        let is_overspent = confirmed >= self.owner.slow_call() && self.owner.charge(confirmed, now);
+        let is_long_again = was_long && confirmed >= self.owner.long_call;
+        if is_overspent || is_long_again {
             self.eventfds.give_up(&self.owner);
         }
     }
@@ -282,9 +325,8 @@ impl InterruptSink for EventFdSink {
         if self.owner.is_given_up() {
             return;
         }
-        let is_suspected = self.owner.suspected.load(Ordering::Relaxed);
-        let thread_time = if is_suspected { ThreadTime::now() } else { None };
         let start = Instant::now();
+        let thread_time = if self.owner.is_suspected(start) { ThreadTime::now() } else { None };
 
         self.eventfds.begin_write(self.id);
         // At the end of the counter the write fails with `EAGAIN`, which needs no retry: the client
@@ -383,9 +425,14 @@ mod tests {
         assert_eq!(full.read(), Ok(u64::MAX - 1));
     }
 
+    /// Returns the thread's time if a write to the eventfd would be measured by it now.
+    fn account_for(sink: &EventFdSink) -> Option<ThreadTime> {
+        sink.owner.is_suspected(Instant::now()).then(|| ThreadTime::now().unwrap())
+    }
+
     /// Ends a write that took `length` by the clock and by the thread's account.
     fn end_long_write(sink: &EventFdSink, length: Duration) {
-        let account = sink.owner.suspected.load(Ordering::Relaxed).then(|| ThreadTime::now().unwrap());
+        let account = account_for(sink);
         let start = Instant::now();
         let deadline = start + Duration::from_secs(20);
         while start.elapsed() < length || account.is_some_and(|account| !account.confirms_call_of(length)) {
@@ -396,8 +443,7 @@ mod tests {
 
     /// Ends a write that took no time.
     fn end_short_write(sink: &EventFdSink) {
-        let account = sink.owner.suspected.load(Ordering::Relaxed).then(|| ThreadTime::now().unwrap());
-        sink.check_length(Instant::now() + Duration::from_secs(60), account);
+        sink.check_length(Instant::now() + Duration::from_secs(60), account_for(sink));
     }
 
     #[test]
@@ -434,6 +480,37 @@ mod tests {
             })
         });
         assert!(given_up);
+    }
+
+    #[test]
+    fn many_writes_just_below_the_limit_give_their_client_up() {
+        let sink = sink(eventfd().1, &Arc::new(EventFds::default()));
+        let given_up = (0..60).any(|_| {
+            end_long_write(&sink, LONG_CALL * 9 / 10);
+            sink.owner.is_given_up()
+        });
+        assert!(given_up);
+    }
+
+    #[test]
+    fn writes_below_a_raised_limit_cost_their_part_of_it() {
+        let owner = Arc::new(EventFdOwner::new(LONG_CALL * 40));
+        let sink = EventFdSink::bind(eventfd().1.into(), &owner, &Arc::default()).unwrap();
+        for _ in 0..40 {
+            end_long_write(&sink, LONG_CALL);
+        }
+        assert!(!owner.is_given_up());
+    }
+
+    #[test]
+    fn suspicion_after_a_slow_write_ends_and_after_a_long_one_stays() {
+        let (owner, now) = (EventFdOwner::default(), Instant::now());
+        owner.suspect(LONG_CALL / 2, now);
+        assert!(owner.is_suspected(now + SLOW_TIME / 2) && !owner.is_suspected(now + SLOW_TIME * 2));
+
+        owner.suspect(LONG_CALL, now);
+        owner.suspect(LONG_CALL / 2, now);
+        assert!(owner.is_suspected(now + SLOW_TIME * 1000));
     }
 
     #[test]
