@@ -10,7 +10,7 @@ use std::{
 
 use crate::common::{
     neighbour::Neighbour,
-    raw::{Raw, access, device_info, request, version},
+    raw::{Raw, access, client_with_dma, device_info, request, version},
     *,
 };
 use nicforge_vfio_user::{Errno, wire::Command};
@@ -21,6 +21,9 @@ use nix::{
 
 /// How long the close of a [`Lingering`] connection blocks: longer than any wait of a test.
 const LINGER: Duration = Duration::from_secs(120);
+
+/// Number of unclosed descriptors from which on a client is not served.
+const HOLDING_DESCRIPTORS: u64 = 64;
 
 /// A TCP connection with unsent data. Its last close blocks until its peer reads or the time is
 /// over.
@@ -67,6 +70,24 @@ fn client_with_lingering_descriptors_queued_after_a_stalled_write(
     (raw, peer)
 }
 
+/// Has the server hold a client back: its descriptors wait to be closed behind one whose close
+/// blocks, until the returned peer is dropped.
+fn hold_back(served: &Served, raw: &mut Raw) -> Peer {
+    let messages = |snapshot: &_| client_of(snapshot, A).unwrap().messages;
+    let before = messages(&served.snapshot());
+    let Lingering { stream, peer } = Lingering::new();
+    raw.send_fds(&device_info(), &[stream.as_fd()]);
+    drop(stream);
+
+    let cheap = eventfd();
+    for _ in 0..2 * HOLDING_DESCRIPTORS {
+        raw.send_fds(&device_info(), &[cheap.as_fd()]);
+    }
+    served
+        .wait_until("the client is held back", |snapshot| messages(snapshot) - before >= HOLDING_DESCRIPTORS);
+    peer
+}
+
 both_loops! {
     fn unclaimed_descriptors_delay_no_other_client(config) {
         config.stall_limit = LINGER;
@@ -94,6 +115,25 @@ both_loops! {
         let (raw, _peer) = client_with_lingering_descriptors_queued_after_a_stalled_write(&neighbour.served, 48);
         drop(raw);
         neighbour.assert_served_and_reusable();
+    }
+
+    fn dma_of_a_client_that_is_held_back_times_out(config) {
+        config.dma_limit = Duration::from_millis(30);
+        // The deadline for the version must not come first.
+        config.version_limit = LINGER;
+        let served = Served::start(config);
+        let mut raw = client_with_dma(&served);
+        let _peer = hold_back(&served, &mut raw);
+
+        // The client is not served, so the operator starts the copy.
+        served.handle.call(LONG, |control| {
+            control.machine().write(FUNCTION, A, 0, reg::COPY, &64_u32.to_le_bytes()).map(drop)
+        }).unwrap().unwrap();
+        let snapshot =
+            served.wait_until("the message times out", |snapshot| server_of(snapshot, A).dma_timeouts == 1);
+
+        assert_eq!(server_of(&snapshot, A).dma_messages, 0);
+        assert_eq!(snapshot.functions[0].attachments[0].counters.dma_errors, 1);
     }
 
     fn descriptors_before_the_version_are_not_kept(config) {

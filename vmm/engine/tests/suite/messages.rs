@@ -5,17 +5,15 @@
 use std::time::Duration;
 
 use crate::common::{
-    raw::{Raw, access, posted, request, words},
+    raw::{Raw, access, client_with_dma, map_payload, posted, request, unmap_payload},
     *,
 };
 use nicforge_core::context::MAX_REMOTE;
 use nicforge_engine::EngineSnapshot;
-use nicforge_vfio_user::{DMA_FLAG_READ, DMA_FLAG_WRITE, wire::Command};
+use nicforge_vfio_user::wire::Command;
 
 /// Time-out of DMA messages. It is long enough that a message sent by mistake would come first.
 const SHORT: Duration = Duration::from_millis(30);
-/// A page of client memory without a descriptor.
-const PAGE: u64 = 0x1000;
 
 both_loops! {
     fn unanswered_messages_time_out_whatever_their_number(config) {
@@ -93,31 +91,6 @@ both_loops! {
 
         assert_eq!(server_of(&snapshot, A).dma_messages, 0);
     }
-}
-
-/// Returns a client that has mapped [`PAGE`] and lets the device start DMA, which copies from
-/// there.
-fn client_with_dma(served: &Served) -> Raw {
-    let mut raw = Raw::negotiated(&served.path(A));
-
-    assert_eq!(raw.ask(Command::DmaMap, &map_payload()), None);
-    let command = (MEMORY_DECODE | BUS_MASTER).to_le_bytes();
-    assert_eq!(raw.ask(Command::RegionWrite, &access(COMMAND, CONFIG_REGION, 2, &command)), None);
-    for offset in [reg::SOURCE, reg::TARGET] {
-        assert_eq!(raw.ask(Command::RegionWrite, &access(offset, 0, 8, &PAGE.to_le_bytes())), None);
-    }
-    raw
-}
-
-/// Returns the payload of a DMA_MAP of [`PAGE`] for reading and writing.
-fn map_payload() -> Vec<u8> {
-    let flags = DMA_FLAG_READ | DMA_FLAG_WRITE;
-    [&words(&[32, flags])[..], &[0, PAGE, PAGE].map(u64::to_le_bytes).concat()].concat()
-}
-
-/// Returns the payload of a DMA_UNMAP of [`PAGE`].
-fn unmap_payload() -> Vec<u8> {
-    [&words(&[24, 0])[..], &[PAGE, PAGE].map(u64::to_le_bytes).concat()].concat()
 }
 
 /// Fills the socket with unread replies in the turn in which the device asks for a message, so that
