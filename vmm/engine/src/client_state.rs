@@ -335,9 +335,26 @@ impl ClientState {
         }
     }
 
-    /// Fails all DMA messages: the attachment was reset, or may not start DMA any more. The
-    /// machine ignores answers that it no longer waits for.
+    /// Fails all DMA messages during a call of the connection: the attachment was reset, or may not
+    /// start DMA any more. The caller of the connection drops the messages that were sent.
     pub(crate) fn cancel_dma(&mut self, machine: &mut Machine) {
+        self.fail_all_messages(machine);
+        self.was_cancelled = true;
+    }
+
+    /// Fails all DMA messages between two turns of the client, because its function was reset. The
+    /// connection forgets those that were sent at once, because the device may start others before
+    /// the client's next turn.
+    pub(crate) fn cancel_dma_of(&mut self, machine: &mut Machine, connection: &mut ServerConnection) {
+        for outstanding in &self.outstanding {
+            connection.forget_dma(outstanding.id.number);
+        }
+        self.fail_all_messages(machine);
+    }
+
+    /// Fails all DMA messages, sent or not. The machine ignores answers that it no longer waits
+    /// for.
+    fn fail_all_messages(&mut self, machine: &mut Machine) {
         self.collect_unsent(machine);
         while let Some(Outstanding { id, .. }) = self.outstanding.pop_front() {
             self.fail(machine, id, Errno::ECANCELED);
@@ -345,7 +362,6 @@ impl ClientState {
         while let Some(Unsent { message, .. }) = self.unsent.pop_front() {
             self.fail(machine, MessageId::of(&message), Errno::ECANCELED);
         }
-        self.was_cancelled = true;
     }
 
     /// Fails the deferred access, if there is one, with `ECANCELED`. An operator's reset of the

@@ -9,16 +9,17 @@ use std::{
     path::Path,
 };
 
+use nicforge_core::ids::AttachmentId;
 use nicforge_vfio_user::{
     DMA_FLAG_READ, DMA_FLAG_WRITE, Errno,
     wire::{Command, HEADER_SIZE, Header},
 };
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
-use super::{A, BUS_MASTER, COMMAND, CONFIG_REGION, LONG, MEMORY_DECODE, Served, negotiated, reg};
+use super::{BUS_MASTER, COMMAND, CONFIG_REGION, LONG, MEMORY_DECODE, Served, negotiated, reg};
 
 /// Address and size of the client memory of [`client_with_dma`].
-const PAGE: u64 = 0x1000;
+pub const PAGE: u64 = 0x1000;
 /// Message ID of the requests.
 const ID: u16 = 9;
 
@@ -57,8 +58,8 @@ pub fn access(offset: u64, region: u32, count: u32, data: &[u8]) -> Vec<u8> {
 
 /// Returns a client that has mapped [`PAGE`] and lets the device start DMA, which copies from
 /// there.
-pub fn client_with_dma(served: &Served) -> Raw {
-    let mut raw = Raw::negotiated(&served.path(A));
+pub fn client_with_dma(served: &Served, attachment: AttachmentId) -> Raw {
+    let mut raw = Raw::negotiated(&served.path(attachment));
 
     assert_eq!(raw.ask(Command::DmaMap, &map_payload()), None);
     let command = (MEMORY_DECODE | BUS_MASTER).to_le_bytes();

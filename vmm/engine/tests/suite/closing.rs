@@ -122,7 +122,7 @@ both_loops! {
         // The deadline for the version must not come first.
         config.version_limit = LINGER;
         let served = Served::start(config);
-        let mut raw = client_with_dma(&served);
+        let mut raw = client_with_dma(&served, A);
         let _peer = hold_back(&served, &mut raw);
 
         // The client is not served, so the operator starts the copy.

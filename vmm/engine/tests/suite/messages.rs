@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use crate::common::{
-    raw::{Raw, access, client_with_dma, map_payload, posted, request, unmap_payload},
+    raw::{PAGE, Raw, access, client_with_dma, map_payload, posted, request, unmap_payload},
     *,
 };
 use nicforge_core::context::MAX_REMOTE;
@@ -19,7 +19,7 @@ both_loops! {
     fn unanswered_messages_time_out_whatever_their_number(config) {
         config.dma_limit = SHORT;
         let served = Served::start(config);
-        let mut raw = client_with_dma(&served);
+        let mut raw = client_with_dma(&served, A);
 
         for round in 1..=3 {
             raw.send(&doorbell(64).repeat(MAX_REMOTE));
@@ -36,7 +36,7 @@ both_loops! {
         config.messages = 256;
         config.client_turn = LONG;
         let served = Served::start(config);
-        let mut raw = client_with_dma(&served);
+        let mut raw = client_with_dma(&served, A);
 
         fill_the_socket(&mut raw);
         let snapshot = served
@@ -47,7 +47,7 @@ both_loops! {
 
     fn no_message_follows_the_answer_to_an_unmap(config) {
         let served = Served::start(config);
-        let mut raw = client_with_dma(&served);
+        let mut raw = client_with_dma(&served, A);
 
         for round in 1..=2 {
             let unmap = request(Command::DmaUnmap, &unmap_payload());
@@ -65,7 +65,7 @@ both_loops! {
         config.messages = 256;
         config.client_turn = LONG;
         let served = Served::start(config);
-        let mut raw = client_with_dma(&served);
+        let mut raw = client_with_dma(&served, A);
 
         fill_the_socket(&mut raw);
         served.wait_until("the socket is full", |snapshot| client_of(snapshot, A).unwrap().messages > 40);
@@ -81,7 +81,7 @@ both_loops! {
 
     fn no_message_follows_the_end_of_bus_mastering(config) {
         let served = Served::start(config);
-        let mut raw = client_with_dma(&served);
+        let mut raw = client_with_dma(&served, A);
         let off = request(Command::RegionWrite, &access(COMMAND, CONFIG_REGION, 2, &MEMORY_DECODE.to_le_bytes()));
 
         raw.send(&[doorbell(64), off].concat());
@@ -90,6 +90,24 @@ both_loops! {
         let snapshot = served.wait_until("the device gets an error", |snapshot| dma_errors(snapshot) == 1);
 
         assert_eq!(server_of(&snapshot, A).dma_messages, 0);
+    }
+
+    fn an_operators_reset_cancels_no_dma_that_starts_after_it(config) {
+        // Only one client is served in each round, and the second one's turn comes after the step
+        // that starts its DMA.
+        config.service_limit = Duration::ZERO;
+        let served = Served::start(config);
+        let (_first, mut second) = (served.client(A), client_with_dma(&served, B));
+
+        served.handle.call(LONG, |control| {
+            control.reset_function(FUNCTION).unwrap();
+            for (register, value) in [(reg::SOURCE, PAGE), (reg::COPY, 64)] {
+                let _ = control.machine().write(FUNCTION, B, 0, register, &value.to_le_bytes()).unwrap();
+            }
+        }).unwrap();
+
+        assert_eq!(second.reply().0.command, Command::DmaRead);
+        assert_eq!(served.snapshot().functions[0].attachments[1].counters.dma_errors, 0);
     }
 }
 
