@@ -40,6 +40,8 @@ pub(crate) struct DeferredAccess {
     /// Bytes that were read so far.
     pub(crate) done: usize,
     pub(crate) waits_for: WaitsFor,
+    /// A reset by the client waits for the access, which is cancelled when the device stalls it.
+    pub(crate) reset_waits: bool,
     /// The time after which a stalled access is answered with `EAGAIN`.
     pub(crate) deadline: Instant,
 }
@@ -177,6 +179,11 @@ impl ClientState {
 
         let result = match outcome {
             Ok(Access::Done | Access::BusMasteringLost) => Ok(()),
+            Ok(Access::Stalled) if deferred.reset_waits => {
+                counters.stalled += 1;
+                give_up_access(machine, self.function, self.attachment);
+                Err(Errno::ECANCELED)
+            }
             Ok(Access::Stalled) if now < deferred.deadline => {
                 // A stall is counted once, however often the access is tried.
                 counters.stalled += u64::from(deferred.waits_for != WaitsFor::Device);
@@ -206,14 +213,18 @@ impl ClientState {
         true
     }
 
-    /// Cancels the access that was deferred with this token, if the device stalls it. Returns
-    /// whether it did.
-    pub(crate) fn cancel_stalled_access(&mut self, machine: &mut Machine, token: Token) -> bool {
-        let is_stalled =
-            |access: &mut DeferredAccess| access.token == token && access.waits_for == WaitsFor::Device;
-        if self.deferred.take_if(is_stalled).is_none() {
+    /// Cancels the access that was deferred with this token if the device stalls it, because a
+    /// reset waits for it. Any other access goes on, until the device stalls it. Returns whether
+    /// the access was cancelled.
+    pub(crate) fn end_access_for_reset(&mut self, machine: &mut Machine, token: Token) -> bool {
+        let Some(access) = self.deferred.as_mut().filter(|access| access.token == token) else {
+            return false;
+        };
+        if access.waits_for != WaitsFor::Device {
+            access.reset_waits = true;
             return false;
         }
+        self.deferred = None;
 
         // The next access waits for the records in front of itself, not for those of this one.
         give_up_access(machine, self.function, self.attachment);
