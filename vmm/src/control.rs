@@ -18,6 +18,7 @@ use std::{
 };
 
 use nicforge_engine::{EngineError, Listener};
+use nicforge_vfio_user::socket::connect_within;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::eventfd::{EfdFlags, EventFd},
@@ -36,7 +37,7 @@ const MAX_REQUEST: usize = 4096;
 const MAX_RESPONSE: u64 = 64 << 20;
 /// The greatest number of open connections.
 const MAX_CONNECTIONS: usize = 16;
-/// How long a client waits for the server.
+/// How long a client waits for the server, to connect and then for each part of the answer.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the server waits for a request to be complete.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
@@ -89,7 +90,8 @@ pub fn ask(directory: &Directory, request: &Request) -> Result<Response, Failure
         )
     };
 
-    let mut stream = UnixStream::connect(&path).context(description)?;
+    let socket = connect_within(&path, CLIENT_TIMEOUT).context(description)?;
+    let mut stream = UnixStream::from(socket);
     stream.set_read_timeout(Some(CLIENT_TIMEOUT)).context(description)?;
     stream.set_write_timeout(Some(CLIENT_TIMEOUT)).context(description)?;
 

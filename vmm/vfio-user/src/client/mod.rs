@@ -20,14 +20,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt};
+use nix::sys::socket::{getsockopt, sockopt};
 
 pub use irqs::IrqPayload;
 
 use crate::Errno;
-use crate::socket::{FrameError, Framed, has_exited, peer_process};
+use crate::socket::{FrameError, Framed, connect_within, has_exited, peer_process};
 use crate::wire::*;
 use exchange::Exchange;
 use second_socket::SecondSocket;
@@ -260,28 +259,8 @@ impl Client {
     pub fn connect_with(path: impl AsRef<Path>, config: ClientConfig) -> Result<Self, ClientError> {
         let path = path.as_ref();
         let deadline = Deadline::after(config.timeout);
-        let failed = |errno: Errno| ClientError::Connect { path: path.to_owned(), errno };
-        let address = UnixAddr::new(path).map_err(|errno| failed(errno.into()))?;
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None)
-            .map_err(|errno| ClientError::System { call: "socket", errno: errno.into() })?;
-
-        loop {
-            match connect(std::os::fd::AsRawFd::as_raw_fd(&fd), &address) {
-                Ok(()) => break,
-                // The server's backlog is full; there is nothing to poll for.
-                Err(nix::errno::Errno::EAGAIN) if !deadline.is_over() => {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                Err(nix::errno::Errno::EAGAIN) => return Err(failed(Errno::ETIMEDOUT)),
-                Err(nix::errno::Errno::EINTR) => {}
-                Err(errno) => return Err(failed(errno.into())),
-            }
-        }
-        // Only `connect` needed a non-blocking socket. Reads and writes that must not block pass a
-        // flag each time.
-        fcntl(&fd, FcntlArg::F_SETFL(OFlag::empty()))
-            .map_err(|errno| ClientError::System { call: "fcntl", errno: errno.into() })?;
+        let fd = connect_within(path, config.timeout)
+            .map_err(|errno| ClientError::Connect { path: path.to_owned(), errno })?;
         Self::negotiate(fd, config, deadline)
     }
 
