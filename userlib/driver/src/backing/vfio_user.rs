@@ -354,6 +354,13 @@ impl Backing for VfioUser {
         self.checked("a trapped write", self.0.client.region_write(region, offset, data, posted))
     }
 
+    fn try_write(&self, region: u32, offset: u64, data: &[u8]) -> Result<(), Error> {
+        self.check_range(region, offset, data.len())?;
+        // Earlier messages that still wait will wake the server, too, so a write may be dropped.
+        let sent = self.0.client.try_region_write(region, offset, data);
+        self.checked("a trapped write", sent.map(drop))
+    }
+
     fn map(&self, region: u32) -> Result<Option<SharedMemory>, Error> {
         let known = self.region(region)?;
 

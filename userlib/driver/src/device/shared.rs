@@ -368,11 +368,12 @@ impl Shared {
         if waker.must_wake() { self.kick() } else { Ok(()) }
     }
 
-    /// Wakes the engine by a write to a register.
+    /// Wakes the engine by a write to a register, which never waits.
     #[cold]
     pub(crate) fn kick(&self) -> Result<(), Error> {
         let (region, offset) = self.control_register(control::WAKE)?;
-        match self.write(region, offset, &1u32.to_le_bytes(), WriteMode::Posted) {
+        charge(Cost::TrappedAccess, 1);
+        match self.note_loss(self.backing.try_write(region, offset, &1u32.to_le_bytes())) {
             Err(error @ Error::DeviceGone { .. }) => Err(error),
             // The caller's store has been made. If the wake is lost, the engine finds the store
             // when its sleep times out.

@@ -47,6 +47,8 @@ pub struct Shared {
     pub eventfds: Mutex<BTreeMap<(u32, u32), PeerFd>>,
     pub mapped: Mutex<BTreeMap<u64, (DmaMap, Option<SharedMemory>)>>,
     pub unmasked: Mutex<Vec<(u32, u32, u32)>>,
+    /// The server's thread serves nothing while this is set.
+    pub is_stopped: AtomicBool,
     stop: AtomicBool,
 }
 
@@ -222,6 +224,10 @@ fn wait(fds: &[std::os::fd::BorrowedFd<'_>]) {
 /// Serves messages of the client, and carries out the test's orders. Returns whether the connection
 /// continues.
 fn serve_once(connection: &mut ServerConnection, door: &mut Door) -> bool {
+    if door.shared.is_stopped.load(Ordering::SeqCst) {
+        wait(&[]);
+        return true;
+    }
     if !connection.ready() {
         wait(&[connection.as_fd()]);
     }

@@ -4,7 +4,7 @@
 use std::{
     os::unix::net::UnixListener,
     sync::{Arc, atomic::Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::common::{
@@ -125,6 +125,27 @@ fn store_while_the_engine_sleeps_sends_a_wake() {
 
     let woken = |access: &Access| matches!(access, Access::Write { region: 0, offset, .. } if *offset == crate::common::CONTROL_PAGE);
     assert!(server.fake.log().iter().any(woken), "{:?}", server.fake.log());
+}
+
+#[test]
+fn stores_for_a_stopped_server_do_not_wait() {
+    let server = Server::start(Fake::new());
+    let options = OpenOptions { timeout: Duration::from_secs(2), ..options() };
+    let device = Device::open_vfio_user(&server.path, options).unwrap();
+    let doorbell = device.doorbell();
+    server.shared.is_stopped.store(true, Ordering::SeqCst);
+    server.fake.set_mirror(mirror::SLEEPING, 1);
+
+    // Each wake is a message, and the socket has room for a few hundred.
+    let start = Instant::now();
+    for _ in 0..1000 {
+        doorbell.after_store().unwrap();
+        assert!(start.elapsed() < Duration::from_secs(10), "a store has waited");
+    }
+
+    // The server takes the wakes that were sent, and the connection is intact.
+    server.shared.is_stopped.store(false, Ordering::SeqCst);
+    assert_eq!(device.bar(0).unwrap().read32(0x40).unwrap(), 0);
 }
 
 #[test]
