@@ -398,6 +398,11 @@ pub trait Backing: Send + Sync + 'static {
     /// unless that is a plain PCI function.
     fn set_heartbeat(&self, _heartbeat: SharedU64) {}
 
+    /// Limits the calls that follow together: those that wait for the device's side give up at
+    /// `deadline`, also before their own time limits. `None` removes the limit. The library sets it
+    /// while it opens a device.
+    fn limit_calls(&self, _deadline: Option<Deadline>) {}
+
     /// Returns a descriptor that is readable when [`Backing::handle_events`] has work, for waits
     /// that block in the kernel. Returns `None` when time passes only in [`Backing::relax`].
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {

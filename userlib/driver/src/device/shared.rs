@@ -140,8 +140,24 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    /// Opens a device, with its attachment and its rings.
-    pub(crate) fn open(backing: Arc<dyn Backing>, options: OpenOptions) -> Result<Arc<Self>, Error> {
+    /// Opens a device, with its attachment and its rings, until `deadline` at the latest.
+    pub(crate) fn open(
+        backing: Arc<dyn Backing>,
+        options: OpenOptions,
+        deadline: Deadline,
+    ) -> Result<Arc<Self>, Error> {
+        backing.limit_calls(Some(deadline));
+        let opened = Self::open_within(backing.clone(), options, deadline);
+        backing.limit_calls(None);
+        opened
+    }
+
+    /// Opens a device whose backing knows the deadline.
+    fn open_within(
+        backing: Arc<dyn Backing>,
+        options: OpenOptions,
+        deadline: Deadline,
+    ) -> Result<Arc<Self>, Error> {
         let identity = capability::identity(&*backing)?;
 
         let mut infos: [RegionInfo; 6] = Default::default();
@@ -178,7 +194,7 @@ impl Shared {
             interrupts: Mutex::new(BTreeMap::new()),
         });
 
-        shared.open_attachment()?;
+        shared.open_attachment(deadline)?;
         for index in 0..ring_count {
             let ring = Ring::open(&shared, index)?;
             shared.rings[usize::from(index)].put(ring);
@@ -188,7 +204,7 @@ impl Shared {
 
     /// Opens the control page and the mirror of the attachment, and adopts its generation. A plain
     /// PCI function has no attachment.
-    fn open_attachment(&self) -> Result<(), Error> {
+    fn open_attachment(&self, deadline: Deadline) -> Result<(), Error> {
         let Some(capability) = self.capability else { return Ok(()) };
 
         let page =
@@ -219,17 +235,16 @@ impl Shared {
 
         // `open` calls this function once, so the cell is empty.
         let _ = self.attachment.set(Attachment { number, mirror, waker });
-        self.adopt_generation()
+        self.adopt_generation(deadline)
     }
 
-    /// Reads the attachment's generation from its register, waits until the mirror shows it, and
-    /// expects it from now on.
-    fn adopt_generation(&self) -> Result<(), Error> {
+    /// Reads the attachment's generation from its register, waits until the mirror shows it or
+    /// `deadline` has passed, and expects it from now on.
+    fn adopt_generation(&self, deadline: Deadline) -> Result<(), Error> {
         let Some(Attachment { mirror, .. }) = self.attachment.get() else { return Ok(()) };
 
         let mut generation = self.control_read(control::GENERATION)?;
         // The engine may update the mirror later than it replies to the read.
-        let deadline = Deadline::after(self.options.timeout);
         let mut relax = Relax::with_backoff(self.options.backoff);
 
         while mirror.generation.load(Ordering::Acquire) != generation {
@@ -486,7 +501,7 @@ impl Shared {
 
         self.note_loss(self.backing.reset())?;
         self.note_loss(capability::enable(&*self.backing))?;
-        self.adopt_generation()?;
+        self.adopt_generation(Deadline::after(self.options.timeout))?;
 
         self.tenancy.clear_loss();
         self.resets.completed.fetch_add(1, Ordering::AcqRel);

@@ -62,6 +62,35 @@ fn open_of_a_server_that_never_answers_times_out() {
 }
 
 #[test]
+fn open_of_a_slow_server_ends_at_one_deadline() {
+    let timeout = Duration::from_secs(1);
+    // The first delay ends the connecting, and the second one the opening after it.
+    for delay in [timeout * 4 / 5, timeout * 3 / 10] {
+        let server = Server::start(Fake::new());
+        *server.shared.delay.lock().unwrap() = delay;
+
+        let start = Instant::now();
+        let error = Device::open_vfio_user(&server.path, OpenOptions { timeout, ..options() });
+
+        let error = error.map(drop).unwrap_err();
+        assert!(matches!(error, Error::Timeout { .. }), "{error}");
+        assert!(start.elapsed() < timeout * 2);
+    }
+}
+
+#[test]
+fn opened_device_has_the_whole_timeout_for_each_access() {
+    let timeout = Duration::from_secs(1);
+    let server = Server::start(Fake::new());
+    let device = Device::open_vfio_user(&server.path, OpenOptions { timeout, ..options() }).unwrap();
+    *server.shared.delay.lock().unwrap() = timeout * 2 / 5;
+
+    for _ in 0..4 {
+        assert_eq!(device.bar(0).unwrap().read32(0x40).unwrap(), 0);
+    }
+}
+
+#[test]
 fn registers_are_trapped_and_windows_are_shared_memory() {
     let (server, device) = start();
     let (registers, windows) = (device.bar(0).unwrap(), device.bar(1).unwrap());

@@ -17,7 +17,7 @@ mod second_socket;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -241,6 +241,8 @@ pub struct Client {
     exchange: Arc<Exchange>,
     config: ClientConfig,
     limits: ServerLimits,
+    /// The time at which all calls give up, if that comes before their own deadlines.
+    common_end: Mutex<Option<Instant>>,
 }
 
 impl Client {
@@ -306,7 +308,7 @@ impl Client {
             None => None,
         };
         limits.twin_socket = second_socket.is_some();
-        Ok(Self { _second_socket: second_socket, exchange, config, limits })
+        Ok(Self { _second_socket: second_socket, exchange, config, limits, common_end: Mutex::new(None) })
     }
 
     /// Returns the limits that the server named.
@@ -365,8 +367,21 @@ impl Client {
         self.exchange.poll_incoming(Deadline::after(timeout))
     }
 
+    /// Limits the calls that follow together: from `within` from now on, all of them give up, also
+    /// before [`ClientConfig::timeout`]. `None` removes the limit.
+    pub fn limit_calls(&self, within: Option<Duration>) {
+        let end = within.and_then(|within| Instant::now().checked_add(within));
+        *self.common_end.lock().unwrap_or_else(PoisonError::into_inner) = end;
+    }
+
+    /// Returns the deadline of a call that begins now.
     fn deadline(&self) -> Deadline {
-        Deadline::after(self.config.timeout)
+        let own = Deadline::after(self.config.timeout);
+        let common_end = *self.common_end.lock().unwrap_or_else(PoisonError::into_inner);
+        match common_end {
+            Some(end) if own.at.is_none_or(|at| end < at) => Deadline { at: Some(end), ..own },
+            _ => own,
+        }
     }
 }
 
