@@ -53,36 +53,53 @@ impl Lingering {
     }
 }
 
-/// Returns a client whose write waits for credits, with messages queued after it. These carry a
-/// descriptor of which the server has the only copy, so the server's close is the last one.
+/// Returns a client whose write waits for credits, with messages queued after it.
 fn client_with_lingering_descriptors_queued_after_a_stalled_write(
     served: &Served,
     messages: usize,
 ) -> (Raw, Peer) {
     let mut raw = Raw::negotiated(&served.path(A));
+    let peer = queue_lingering_descriptors_after_a_stalled_write(served, &mut raw, messages);
+    (raw, peer)
+}
 
+/// Sends a write that waits for credits, and messages after it. These carry a descriptor of which
+/// the server has the only copy, so the server's close is the last one.
+fn queue_lingering_descriptors_after_a_stalled_write(
+    served: &Served,
+    raw: &mut Raw,
+    messages: usize,
+) -> Peer {
     raw.send(&request(Command::RegionWrite, &access(reg::SEND, 0, 4, &[0; 4])));
     served.wait_until("the write stalls", |snapshot| client_of(snapshot, A).unwrap().stalled);
     let Lingering { stream, peer } = Lingering::new();
     for _ in 0..messages {
         raw.send_fds(&device_info(), &[stream.as_fd()]);
     }
-    (raw, peer)
+    peer
+}
+
+/// Lets a stalled write of attachment A continue. The operator writes for the client of B.
+fn add_credit(served: &Served) {
+    let write = served.handle.call(LONG, |control| {
+        control.machine().write(FUNCTION, B, 0, reg::CREDITS, &1_u64.to_le_bytes()).map(drop)
+    });
+    write.unwrap().unwrap();
 }
 
 /// Has the server hold a client back: its descriptors wait to be closed behind one whose close
 /// blocks, until the returned peer is dropped.
 fn hold_back(served: &Served, raw: &mut Raw) -> Peer {
     let messages = |snapshot: &_| client_of(snapshot, A).unwrap().messages;
+    let peer = queue_lingering_descriptors_after_a_stalled_write(served, raw, 1);
     let before = messages(&served.snapshot());
-    let Lingering { stream, peer } = Lingering::new();
-    raw.send_fds(&device_info(), &[stream.as_fd()]);
-    drop(stream);
+    add_credit(served);
 
     let cheap = eventfd();
     for _ in 0..2 * HOLDING_DESCRIPTORS {
         raw.send_fds(&device_info(), &[cheap.as_fd()]);
     }
+    // The stalled write was counted before, so each of these messages has a descriptor.
     served
         .wait_until("the client is held back", |snapshot| messages(snapshot) - before >= HOLDING_DESCRIPTORS);
     peer
@@ -95,10 +112,7 @@ both_loops! {
         let served = &neighbour.served;
         let (mut raw, _peer) = client_with_lingering_descriptors_queued_after_a_stalled_write(served, 1);
 
-        // Only the neighbour could write the credit register, so the operator writes it.
-        served.handle.call(LONG, |control| {
-            control.machine().write(FUNCTION, B, 0, reg::CREDITS, &1_u64.to_le_bytes()).map(drop)
-        }).unwrap().unwrap();
+        add_credit(served);
 
         assert_eq!(raw.reply().0.command, Command::RegionWrite);
         assert_eq!(raw.reply().0.command, Command::DeviceGetInfo);
@@ -119,10 +133,11 @@ both_loops! {
 
     fn dma_of_a_client_that_is_held_back_times_out(config) {
         config.dma_limit = Duration::from_millis(30);
+        config.stall_limit = LINGER;
         // The deadline for the version must not come first.
         config.version_limit = LINGER;
         let served = Served::start(config);
-        let mut raw = client_with_dma(&served, A);
+        let (mut raw, _other) = (client_with_dma(&served, A), served.client(B));
         let _peer = hold_back(&served, &mut raw);
 
         // The client is not served, so the operator starts the copy.
