@@ -14,6 +14,7 @@ use nicforge_core::{
 use nicforge_vfio_user::{DmaMap, DmaUnmap, Errno, PeerFd, ServerConnection, Token};
 
 use crate::{
+    attachment::ServedAttachment,
     config::EngineConfig,
     errno,
     memory::{ClientMemory, MappingSource},
@@ -125,11 +126,12 @@ pub(crate) struct ClientState {
 }
 
 impl ClientState {
-    pub(crate) fn new(function: FunctionId, attachment: AttachmentId, config: &EngineConfig) -> Self {
+    /// Returns the state of a new client of an attachment.
+    pub(crate) fn new(attachment: &ServedAttachment, config: &EngineConfig) -> Self {
         Self {
-            function,
-            attachment,
-            memory: ClientMemory::new(config.quotas),
+            function: attachment.function,
+            attachment: attachment.id,
+            memory: ClientMemory::new(config.quotas, Arc::clone(&attachment.held_usage)),
             deferred: None,
             pending_map: None,
             new_unmask: None,

@@ -75,6 +75,8 @@ pub mod reg {
     pub const LEASE: u64 = 0x50;
     /// A write releases all leases.
     pub const RELEASE_LEASES: u64 = 0x58;
+    /// A write makes the device keep the leases of a client that ends.
+    pub const KEEP_LEASES: u64 = 0x70;
     /// A write makes the device panic when one of its methods is called next: that at this index of
     /// [`super::METHODS`].
     pub const PANIC_IN: u64 = 0x60;
@@ -114,6 +116,7 @@ struct AttachmentState {
 pub struct TestDevice {
     attachments: [AttachmentState; 2],
     leases: [Vec<DmaLease>; 2],
+    keeps_leases: bool,
     credits: u64,
     busy: bool,
     sent: u64,
@@ -204,6 +207,7 @@ impl Device for TestDevice {
                 DmaAccess::Write,
             )),
             reg::RELEASE_LEASES => self.leases[usize::from(from.0)].clear(),
+            reg::KEEP_LEASES => self.keeps_leases = true,
             reg::LINE => context.set_intx(from, value != 0),
             reg::PANIC_IN => self.panics_in = Some(METHODS[value as usize]),
             reg::PANIC_IN_DROP => self.panics_in_drop = true,
@@ -241,7 +245,9 @@ impl Device for TestDevice {
         match reach {
             Reset::Attachment(attachment) => {
                 self.attachments[usize::from(attachment.0)] = AttachmentState::default();
-                self.leases[usize::from(attachment.0)].clear();
+                if !self.keeps_leases {
+                    self.leases[usize::from(attachment.0)].clear();
+                }
             }
             Reset::Function => {
                 self.attachments = Default::default();
