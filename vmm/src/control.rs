@@ -2,9 +2,11 @@
 //! answer.
 //!
 //! The socket is in the machine's `admin` folder, to which only the server's user has access. A
-//! request is a line of at most 4096 bytes. One thread serves several connections at a time, and
-//! none of them delays another. A client must finish its request within one second, and read its
-//! answer within five. Otherwise the server closes the connection.
+//! request is a line of at most 4096 bytes. One thread serves several connections at a time. A
+//! client that sends or reads slowly delays no other. The answers are made one after the other, and
+//! each waits for the engine, for at most a second for each function that it concerns. A client
+//! must finish its request within one second, and read its answer within five. Otherwise the server
+//! closes the connection.
 
 use std::{
     io::{ErrorKind, Read, Write},

@@ -49,8 +49,10 @@ struct Mirror {
 }
 
 impl Mirror {
-    /// Returns the cause for which the device is lost, if the page shows one: the server has
-    /// truncated the page, or set its DEAD flag.
+    /// Returns the cause for which the device is lost, if the page shows one: a guarded mapping of
+    /// the page has lost its memory, or the DEAD flag is set. The mappings of Linux VFIO and of the
+    /// kernel shim are guarded. Those of vfio-user are not: a server that truncates the page kills
+    /// this process by SIGBUS.
     fn loss(&self) -> Option<GoneCause> {
         if self.page.faulted() {
             Some(GoneCause::HungUp)
