@@ -3,6 +3,7 @@
 //! Opening a device reads and checks its configuration space, enables it, and maps the attachment's
 //! mirror page and rings.
 pub(crate) mod capability;
+mod mirror;
 mod shared;
 mod tenancy;
 

@@ -15,11 +15,11 @@ use nicforge_hwi::{
     pci::AttachmentCapability,
 };
 use nicforge_shm::{
-    SharedU32, Window,
+    SharedU32,
     wake::{FullFence, NoFence, must_kick, register_membarrier},
 };
 
-use super::{Identity, OpenOptions, capability, tenancy::Tenancy};
+use super::{Identity, OpenOptions, capability, mirror::Mirror, tenancy::Tenancy};
 use crate::{
     Backing, Cancel, Deadline, DmaAddresses, Error, GoneCause, IrqInfo, RegionInfo, Relax, Waiter, WriteMode,
     bar::Region,
@@ -35,34 +35,6 @@ const PAUSES_BETWEEN_CHECKS: u32 = 64;
 
 /// Number of pauses of a wait for the mirror's generation between two reads of the register.
 const PAUSES_BETWEEN_READS: u32 = 16;
-
-/// The words of the attachment mirror.
-struct Mirror {
-    /// The whole page.
-    page: Window,
-    /// Generation of the attachment.
-    generation: SharedU32,
-    /// Heartbeat of the engine.
-    heartbeat: Heartbeat,
-    /// Flags such as [`mirror::FLAG_DEAD`].
-    flags: SharedU32,
-}
-
-impl Mirror {
-    /// Returns the cause for which the device is lost, if the page shows one: a guarded mapping of
-    /// the page has lost its memory, or the DEAD flag is set. The mappings of Linux VFIO and of the
-    /// kernel shim are guarded. Those of vfio-user are not: a server that truncates the page kills
-    /// this process by SIGBUS.
-    fn loss(&self) -> Option<GoneCause> {
-        if self.page.faulted() {
-            Some(GoneCause::HungUp)
-        } else if self.flags.load(Ordering::Acquire) & mirror::FLAG_DEAD != 0 {
-            Some(GoneCause::Evicted)
-        } else {
-            None
-        }
-    }
-}
 
 /// The attachment of a device with the pages of nicforge's core.
 struct Attachment {
