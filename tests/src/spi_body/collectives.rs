@@ -29,16 +29,20 @@ struct Job {
 fn job(rig: &dyn Rig, nodes: u32) -> Job {
     let kernels: Vec<_> =
         (0..nodes).map(|node| Kernel::open(&rig.open(&format!("bgq{node}"), "kernel")).unwrap()).collect();
-    for kernel in &kernels {
+    set_routes(&kernels);
+    let nodes = (0..nodes).map(|node| Node::new(rig, node, 0)).collect();
+    Job { kernels, nodes }
+}
+
+/// Sets the class routes of all nodes.
+fn set_routes(kernels: &[Kernel]) {
+    for kernel in kernels {
         let position = kernel.position();
         let route = Box5::whole(position.shape).route(position.own, true).unwrap();
         kernel.set_collective_route(CLASS, route, CollectiveChannel::SubComm).unwrap();
         kernel.set_barrier_route(CLASS, route).unwrap();
         kernel.set_barrier_interrupts(1 << CLASS).unwrap();
     }
-
-    let nodes = (0..nodes).map(|node| Node::new(rig, node, 0)).collect();
-    Job { kernels, nodes }
 }
 
 /// Returns `count` words of 8 bytes that differ from node to node.
@@ -218,6 +222,46 @@ pub fn a_barrier_waits_for_the_last_node(rig: &dyn Rig) {
         for (node, barrier) in job.nodes.iter_mut().zip(&mut barriers) {
             node.subgroup.wait_barrier(barrier, test_deadline(), None).unwrap();
         }
+    }
+}
+
+/// A job finds neither the entered barrier nor the set line of an earlier one with the same class
+/// route.
+#[body(on(CUBE, MACHINE))]
+pub fn a_job_takes_over_no_barrier_and_no_line(rig: &dyn Rig) {
+    const LINE: u8 = 2;
+
+    let nodes = Kernel::open(&rig.open("bgq0", "kernel")).unwrap().position().nodes();
+    let mut job = job(rig, nodes);
+    let last = nodes as usize - 1;
+    for node in &mut job.nodes[..last] {
+        let mut barrier = node.subgroup.barrier(CLASS).unwrap();
+        node.subgroup.enter(&mut barrier).unwrap();
+    }
+    let line = job.nodes[0].subgroup.global_interrupt(CLASS, LINE).unwrap();
+    job.nodes[0].subgroup.set_global_interrupt(&line, true).unwrap();
+    let line = job.nodes[last].subgroup.global_interrupt(CLASS, LINE).unwrap();
+    job.nodes[last].subgroup.wait_global_interrupt(&line, true, test_deadline(), None).unwrap();
+    rig.settle();
+
+    job.nodes.clear();
+    set_routes(&job.kernels);
+    rig.settle();
+    job.nodes.extend((0..nodes).map(|node| Node::new(rig, node, 0)));
+    for node in &job.nodes {
+        assert!(!node.subgroup.global_interrupt(CLASS, LINE).unwrap().is_set());
+    }
+
+    let mut barriers: Vec<_> = job.nodes.iter().map(|node| node.subgroup.barrier(CLASS).unwrap()).collect();
+    job.nodes[last].subgroup.enter(&mut barriers[last]).unwrap();
+    let early = job.nodes[last].subgroup.wait_barrier(&mut barriers[last], Deadline::after(SHORT), None);
+    assert!(matches!(early, Err(Error::Driver(DriverError::Timeout { .. }))), "{early:?}");
+
+    for (node, barrier) in job.nodes[..last].iter_mut().zip(&mut barriers) {
+        node.subgroup.enter(barrier).unwrap();
+    }
+    for (node, barrier) in job.nodes.iter_mut().zip(&mut barriers) {
+        node.subgroup.wait_barrier(barrier, test_deadline(), None).unwrap();
     }
 }
 

@@ -289,8 +289,8 @@ impl Kernel {
         self.state().set_class(Resource::CollectiveClass, nd_dcr::CTRL_COLL_CLASS, class, route)
     }
 
-    /// Sets this node's part of a class route of barriers. The public name is
-    /// `Kernel_SetGlobalInterruptClassRoute`.
+    /// Sets this node's part of a class route of barriers. The node is then in no barrier of it,
+    /// and sets none of its lines. The public name is `Kernel_SetGlobalInterruptClassRoute`.
     ///
     /// All nodes of the class route set their parts before one of them enters. A node without the
     /// route drops what comes for it, and the barrier is never complete.
@@ -299,7 +299,14 @@ impl Kernel {
     /// [`Error::NoSuch`]; errors of a trapped access.
     pub fn set_barrier_route(&self, class: u8, route: ClassRoute) -> Result<(), Error> {
         let route = ClassRoute { input: route.input & nd_dcr::LINKS, ..route };
-        self.state().set_class(Resource::BarrierClass, nd_dcr::CTRL_GI_CLASS, class, route)
+        let mut state = self.state();
+
+        // The unit leaves a class alone whose route does not change. Without a route, it forgets
+        // the barrier and the lines that an earlier job has left.
+        for route in [ClassRoute::default(), route] {
+            state.set_class(Resource::BarrierClass, nd_dcr::CTRL_GI_CLASS, class, route)?;
+        }
+        Ok(())
     }
 
     /// Lets completed barriers of these classes interrupt all subgroups. One bit is a class.
