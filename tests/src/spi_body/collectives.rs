@@ -320,6 +320,48 @@ pub fn the_kernel_allocates_each_resource_once(rig: &dyn Rig) {
     assert!(matches!(kernel.allocate_class(Resource::BarrierClass, 16), Err(Error::NoSuch { .. })));
 }
 
+/// Neither the owner of a reception FIFO nor its successor enables it again after the kernel has
+/// disabled it.
+#[body]
+pub fn a_reception_fifo_that_the_kernel_disabled_stays_so(rig: &dyn Rig) {
+    const OTHER: u8 = 1;
+
+    let kernel = Kernel::open(&rig.open("bgq1", "kernel")).unwrap();
+    let mut remote = Node::new(rig, 1, 0);
+    kernel.set_reception(0, &[RECEIVE], false).unwrap();
+    remote.subgroup.open_reception(OTHER, 4096).unwrap();
+    let refused = Error::ReceptionRefused { fifo: RECEIVE };
+    assert_eq!(remote.subgroup.set_reception_enabled(1 << RECEIVE, true), Err(refused));
+
+    kernel.set_reception(0, &[RECEIVE], true).unwrap();
+    remote.subgroup.set_reception_enabled(1 << RECEIVE, false).unwrap();
+    remote.subgroup.set_reception_enabled(1 << RECEIVE, true).unwrap();
+}
+
+/// A reception FIFO that the unit has stopped stays so when its owner opens another one.
+#[body]
+pub fn a_stopped_reception_fifo_stays_so_when_another_is_opened(rig: &dyn Rig) {
+    const OTHER: u8 = 1;
+
+    let kernel = Kernel::open(&rig.open("bgq1", "kernel")).unwrap();
+    let (mut local, mut remote) = super::pair(rig);
+    let message = memory_fifo(nicforge_spi::Payload::NONE, local.ordered(&remote), &remote.fifo()).unwrap();
+    kernel.set_user_ranges(&[]).unwrap();
+    local.send(&message);
+    rig.settle();
+    let stopped = Error::ReceptionStopped { fifo: RECEIVE, fault: nicforge_spi::Fault::Range };
+    assert_eq!(remote.subgroup.has_packet(RECEIVE), Err(stopped.clone()));
+
+    let all = nicforge_spi::AddressRange { first: 0, last: (1 << 36) - 1, read_only: false };
+    kernel.set_user_ranges(&[all]).unwrap();
+    remote.subgroup.open_reception(OTHER, 4096).unwrap();
+    assert_eq!(remote.subgroup.has_packet(RECEIVE), Err(stopped));
+
+    remote.subgroup.set_reception_enabled(1 << RECEIVE, true).unwrap();
+    local.send(&message);
+    remote.subgroup.wait_packet(RECEIVE, test_deadline(), None).unwrap();
+}
+
 /// The kernel can disable a reception FIFO. A packet for a disabled one is dropped.
 #[body]
 pub fn the_kernel_disables_a_reception_fifo(rig: &dyn Rig) {

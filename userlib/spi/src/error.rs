@@ -292,6 +292,12 @@ pub enum Error {
         /// The reason.
         fault: Fault,
     },
+    /// The kernel does not permit the reception FIFO: it has disabled it, and not enabled it since.
+    #[error("the kernel has disabled reception FIFO {fifo}: it must enable it first")]
+    ReceptionRefused {
+        /// The FIFO in its subgroup.
+        fifo: u8,
+    },
     /// The unit reports a value about a reception FIFO that is not possible.
     #[error("reception FIFO {fifo} is damaged: {what} is {value:#x}")]
     Damaged {

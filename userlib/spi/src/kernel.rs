@@ -154,8 +154,8 @@ impl Kernel {
     /// `Kernel_DeallocateInjFifos`, `Kernel_DeallocateRecFifos` and
     /// `Kernel_DeallocateBaseAddressTable`.
     ///
-    /// A freed reception FIFO takes no more packets, and a freed injection FIFO no more remote
-    /// gets.
+    /// A freed reception FIFO takes no more packets until the kernel enables it
+    /// ([`Kernel::set_reception`]), and a freed injection FIFO no more remote gets.
     ///
     /// # Errors
     /// [`Error::NotAllocated`]; errors of a trapped access.
@@ -181,8 +181,9 @@ impl Kernel {
     }
 
     /// Enables or disables reception FIFOs of a subgroup. A disabled one drops packets. The
-    /// subgroup must have given them memory before. The public names are `Kernel_RecFifoEnable` and
-    /// `Kernel_RecFifoDisable`.
+    /// subgroup must have given them memory before. If one was enabled when it is disabled here, no
+    /// client of the subgroup enables it before the kernel does. The public names are
+    /// `Kernel_RecFifoEnable` and `Kernel_RecFifoDisable`.
     ///
     /// # Errors
     /// [`Error::NoSuch`], [`Error::NoSuchSubgroup`]; errors of a trapped access.

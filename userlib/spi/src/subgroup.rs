@@ -216,7 +216,8 @@ impl Subgroup {
     /// names are `Kernel_RecFifoInit` and `Kernel_RecFifoEnable`.
     ///
     /// # Errors
-    /// [`Error::NoSuch`], [`Error::FifoMemory`]; as [`Subgroup::memory`].
+    /// [`Error::NoSuch`], [`Error::FifoMemory`]; as [`Subgroup::memory`] and
+    /// [`Subgroup::set_reception_enabled`].
     pub fn open_reception(&mut self, fifo: u8, bytes: u64) -> Result<(), Error> {
         reception::check_fifo_number(fifo)?;
         let memory = self.memory(usize::try_from(bytes).unwrap_or(usize::MAX).max(1))?;
@@ -240,10 +241,12 @@ impl Subgroup {
     }
 
     /// Enables or disables the reception FIFOs of these bits. Packets for a disabled one are
-    /// dropped. The public names are `Kernel_RecFifoEnable` and `Kernel_RecFifoDisable`.
+    /// dropped. The others stay as they are, also those that the unit has stopped. The public names
+    /// are `Kernel_RecFifoEnable` and `Kernel_RecFifoDisable`.
     ///
     /// # Errors
-    /// Errors of a trapped access.
+    /// [`Error::ReceptionRefused`] for a FIFO that the kernel has disabled; errors of a trapped
+    /// access.
     pub fn set_reception_enabled(&mut self, fifos: u8, enabled: bool) -> Result<(), Error> {
         self.reception.set_enabled(fifos, enabled)
     }

@@ -337,7 +337,11 @@ impl Unit {
                 // A packet that waits for a FIFO which is no longer for gets must be dropped.
                 self.reception_waits.wake_all();
             }
-            SubgroupRegister::ReceptionEnable => self.enable_reception(subgroup_id, value),
+            SubgroupRegister::ReceptionEnable => {
+                let denied = self.control.denied_receptions.get(usize::from(subgroup_id));
+                let permitted = value & !u64::from(denied.copied().unwrap_or(0));
+                self.enable_reception(subgroup_id, permitted);
+            }
             SubgroupRegister::InjectionThreshold => subgroup.thresholds.injection = value,
             SubgroupRegister::ReceptionThreshold => subgroup.thresholds.reception = value,
             SubgroupRegister::IsEnabled | SubgroupRegister::InterruptStatus => return Err(READ_ONLY),
