@@ -777,7 +777,8 @@ struct nicforge_extoll_rma_notification {
  */
 #define NICFORGE_MU_REG_BASE_ADDRESS 0x400
 /*
- * Barrier class 0: software writes 1 to enter the barrier. There are
+ * Barrier class 0: software writes 1 to enter the barrier. It reads 1
+ * while this node has entered a barrier that is not complete. There are
  * mu_packet::CLASSES.
  */
 #define NICFORGE_MU_REG_BARRIER_CONTROL 0x500

@@ -139,8 +139,8 @@ pub mod reg {
     /// ([`super::atomic`]).
     pub const BASE_ADDRESS: u64 = 0x400;
 
-    /// Barrier class 0: software writes 1 to enter the barrier. There are
-    /// [`crate::mu_packet::CLASSES`].
+    /// Barrier class 0: software writes 1 to enter the barrier. It reads 1 while this node has
+    /// entered a barrier that is not complete. There are [`crate::mu_packet::CLASSES`].
     pub const BARRIER_CONTROL: u64 = 0x500;
     /// Barrier class 0: the number of its completed barriers; read-only.
     pub const BARRIER_STATUS: u64 = 0x580;

@@ -265,6 +265,30 @@ pub fn a_job_takes_over_no_barrier_and_no_line(rig: &dyn Rig) {
     }
 }
 
+/// A barrier that the unit does not let the node enter is an error: its class route has no part of
+/// the node, or is the system's.
+#[body]
+pub fn barriers_that_the_unit_refuses_are_errors(rig: &dyn Rig) {
+    let mut job = job(rig, 2);
+    let (kernel, node) = (&job.kernels[0], &mut job.nodes[0]);
+    let mut without_route = node.subgroup.barrier(CLASS + 1).unwrap();
+    node.subgroup.enter(&mut without_route).unwrap();
+    let refused = node.subgroup.wait_barrier(&mut without_route, test_deadline(), None);
+    assert_eq!(refused, Err(Error::BarrierRefused { class: CLASS + 1 }));
+
+    let mut barrier = node.subgroup.barrier(CLASS).unwrap();
+    kernel.set_system_barriers(1 << CLASS).unwrap();
+    node.subgroup.enter(&mut barrier).unwrap();
+    let refused = node.subgroup.wait_barrier(&mut barrier, test_deadline(), None);
+    assert_eq!(refused, Err(Error::BarrierRefused { class: CLASS }));
+
+    // The node is in no barrier then, so that it can enter one once the unit lets it.
+    kernel.set_system_barriers(0).unwrap();
+    node.subgroup.enter(&mut barrier).unwrap();
+    let early = node.subgroup.wait_barrier(&mut barrier, Deadline::after(SHORT), None);
+    assert!(matches!(early, Err(Error::Driver(DriverError::Timeout { .. }))), "{early:?}");
+}
+
 /// In an all-to-all, each node gets the block of each other node at that node's index.
 #[body(on(CUBE, MACHINE))]
 pub fn an_all_to_all_moves_each_block(rig: &dyn Rig) {

@@ -320,6 +320,13 @@ pub enum Error {
         /// The class route.
         class: u8,
     },
+    /// The unit has not let this node enter the barrier, or the node's part of the class route was
+    /// set since: the class route has no part of this node, or is the system's.
+    #[error("the node is not in the barrier of class route {class}: give it a part in the class route")]
+    BarrierRefused {
+        /// The class route.
+        class: u8,
+    },
     /// A class route has no such line of global interrupts.
     #[error("there is no line {line} of global interrupts: they are 0 to 2")]
     NoLine {

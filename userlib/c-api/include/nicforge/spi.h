@@ -658,7 +658,8 @@ extern "C" {
 int32_t MUSPI_GIBarrierInit(struct MUSPI_GIBarrier_t *GIBarrier, uint32_t classRouteId);
 
 /*
- Enters a barrier for this node. It does not wait.
+ Enters a barrier for this node. It does not wait. Returns -EACCES if the class route has no part
+ of this node, or is the system's.
 
  # Safety
  `GIBarrier` is NULL, or from MUSPI_GIBarrierInit.
@@ -683,7 +684,7 @@ int32_t MUSPI_GIBarrierPoll(struct MUSPI_GIBarrier_t *GIBarrier);
 int32_t MUSPI_GIBarrierPollWithTimeout(struct MUSPI_GIBarrier_t *GIBarrier, uint64_t timeoutInCycles);
 
 /*
- Enters a barrier, and waits until it is complete.
+ Enters a barrier, and waits until it is complete. Returns -EACCES as MUSPI_GIBarrierEnter.
 
  # Safety
  `GIBarrier` is NULL, or from MUSPI_GIBarrierInit.
@@ -692,7 +693,7 @@ int32_t MUSPI_GIBarrierEnterAndWait(struct MUSPI_GIBarrier_t *GIBarrier);
 
 /*
  Enters a barrier, and waits until it is complete, at most `timeoutInCycles` cycles of 1.6 GHz.
- Returns 0, or -EAGAIN when the barrier is not complete.
+ Returns 0, -EAGAIN when the barrier is not complete, or -EACCES as MUSPI_GIBarrierEnter.
 
  # Safety
  `GIBarrier` is NULL, or from MUSPI_GIBarrierInit.

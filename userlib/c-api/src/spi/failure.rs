@@ -19,7 +19,9 @@ pub(super) fn failure(error: Error) -> Failure {
         | Error::TooManyRanges { .. }
         | Error::ClassRoute { .. }
         | Error::Descriptor(_) => libc::EINVAL,
-        Error::LineRefused { .. } | Error::ReceptionRefused { .. } => libc::EACCES,
+        Error::LineRefused { .. } | Error::ReceptionRefused { .. } | Error::BarrierRefused { .. } => {
+            libc::EACCES
+        }
         Error::AddressTooHigh { .. } => libc::EFAULT,
         Error::NoHandler { .. } => libc::ENOMSG,
         _ => libc::EIO,

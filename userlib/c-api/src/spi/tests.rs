@@ -403,6 +403,17 @@ fn a_node_knows_its_coordinates_and_waits_in_a_barrier() {
 }
 
 #[test]
+fn a_barrier_that_the_unit_refuses_is_an_error() {
+    let session = Session::new();
+    let mut barrier = MUSPI_GIBarrier_t { classRouteId: 0, owner: std::ptr::null() };
+    assert_eq!(call!(MUSPI_GIBarrierInit(&mut barrier, 7)), 0, "{}", last_text());
+    assert_eq!(call!(MUSPI_GIBarrierEnter(&mut barrier)), -libc::EACCES);
+    assert_eq!(call!(MUSPI_GIBarrierEnterAndWaitWithTimeout(&mut barrier, SECOND / 100)), -libc::EACCES);
+    assert_eq!(call!(MUSPI_GIBarrierEnterAndWait(&mut barrier)), -libc::EACCES);
+    drop(session);
+}
+
+#[test]
 fn a_line_of_global_interrupts_is_sent_and_cleared() {
     let session = Session::new();
     let mut route = ClassRoute_t { input: 1, output: 0 };

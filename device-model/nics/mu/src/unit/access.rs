@@ -152,7 +152,7 @@ impl Unit {
             }
 
             PageRegister::BaseAddress(entry) => Ok(subgroup.base_addresses[entry]),
-            PageRegister::BarrierControl(_) => Err(WRITE_ONLY),
+            PageRegister::BarrierControl(class) => Ok(network.has_entered_barrier(class).into()),
             PageRegister::BarrierStatus(class) => Ok(network.completed_barriers(class)),
             PageRegister::GlobalInterruptControl(class) => Ok(network.lines(class).own.into()),
             PageRegister::GlobalInterruptStatus(class) => Ok(network.lines(class).all.into()),
