@@ -284,6 +284,14 @@ pub enum Error {
         /// The reason.
         fault: Fault,
     },
+    /// A restart of the injection FIFO has withdrawn the descriptor. The unit may have begun it.
+    #[error("descriptor {number} of injection FIFO {fifo} was withdrawn by a restart")]
+    Withdrawn {
+        /// The FIFO in its subgroup.
+        fifo: u8,
+        /// The descriptor's sequence number.
+        number: u64,
+    },
     /// The unit has stopped the reception FIFO.
     #[error("the unit has stopped reception FIFO {fifo}: {fault}")]
     ReceptionStopped {

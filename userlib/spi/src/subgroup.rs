@@ -204,7 +204,8 @@ impl Subgroup {
     }
 
     /// Lets an injection FIFO begin anew, empty and enabled: after [`Error::Stopped`], or to
-    /// withdraw its descriptors. The unit may have begun with one of them. Sequence numbers go on.
+    /// withdraw its descriptors. The unit may have begun with one of them. Sequence numbers go on,
+    /// and those of withdrawn descriptors are not given again ([`Error::Withdrawn`]).
     ///
     /// # Errors
     /// [`Error::NotInitialised`], [`Error::NoSuch`]; errors of a trapped access.

@@ -943,7 +943,8 @@ uint64_t MUSPI_InjFifoInjectMultiple(struct MUSPI_InjFifo_t *injfifo, void *desc
 
 /*
  Returns 1 when the descriptor with this sequence number is done, and 0 when it is not. Returns a
- negative error number when the unit has stopped the FIFO: the descriptor will never be done.
+ negative error number when the unit has stopped the FIFO, and -ECANCELED when
+ nicforge_spi_restart has withdrawn the descriptor: it will never be done.
 
  # Safety
  `injfifo` is NULL, or from MUSPI_IdToInjFifo.
@@ -959,7 +960,8 @@ int32_t MUSPI_CheckDescComplete(struct MUSPI_InjFifo_t *injfifo, uint64_t desc_c
 uint64_t MUSPI_getHwFreeSpace(struct MUSPI_InjFifo_t *injfifo);
 
 /*
- Restarts an injection FIFO, empty and active, after the unit has stopped it.
+ Restarts an injection FIFO, empty and active, after the unit has stopped it. The sequence
+ numbers of later descriptors go on behind those of the withdrawn ones.
 
  # Safety
  `injfifo` is NULL, or from MUSPI_IdToInjFifo.

@@ -22,6 +22,7 @@ pub(super) fn failure(error: Error) -> Failure {
         Error::LineRefused { .. } | Error::ReceptionRefused { .. } | Error::BarrierRefused { .. } => {
             libc::EACCES
         }
+        Error::Withdrawn { .. } => libc::ECANCELED,
         Error::AddressTooHigh { .. } => libc::EFAULT,
         Error::NoHandler { .. } => libc::ENOMSG,
         _ => libc::EIO,
