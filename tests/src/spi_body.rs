@@ -19,9 +19,9 @@ use nicforge_driver::{Cancel, Deadline, DmaBuffer, Error as DriverError};
 use nicforge_machine::{build::build, description::parse};
 use nicforge_nics::families;
 use nicforge_spi::{
-    Counter, Descriptor, DirectPut, Error, Fault, Handlers, InjectionAttributes, Load, MemoryFifo, Options,
-    Payload, PointToPoint, RemoteGet, Store, Subgroup, direct_put, load_address, local_copy, memory_fifo,
-    prefetch, remote_get, store_offset,
+    Counter, Descriptor, DirectPut, Error, Fault, Handlers, InjectionAttributes, Load, MemoryFifo,
+    NO_BASE_ADDRESS, Options, Payload, PointToPoint, RemoteGet, Store, Subgroup, direct_put, load_address,
+    local_copy, memory_fifo, prefetch, remote_get, store_offset,
 };
 use nicforge_test_body::body;
 use zerocopy::IntoBytes;
@@ -733,6 +733,11 @@ pub fn impossible_fifos_are_refused(rig: &dyn Rig) {
     assert!(matches!(subgroup.open_reception(4, 4096), Err(Error::NoSuch { .. })));
     assert!(matches!(subgroup.set_base_address(8, 0), Err(Error::NoSuch { .. })));
     assert!(matches!(subgroup.barrier(16), Err(Error::NoSuch { .. })));
+    let address = 1 << 37;
+    assert_eq!(subgroup.set_base_address(0, address), Err(Error::BaseAddressTooHigh { address }));
+    assert_eq!(subgroup.base_address(0), Ok(NO_BASE_ADDRESS));
+    subgroup.set_base_address(0, address - 1).unwrap();
+    subgroup.set_base_address(0, NO_BASE_ADDRESS).unwrap();
     assert!(matches!(subgroup.open_injection(0, 0, plain), Err(Error::FifoMemory { .. })));
     for bytes in [0, 544, 575, 577] {
         assert!(matches!(subgroup.open_reception(0, bytes), Err(Error::FifoMemory { .. })), "{bytes}");

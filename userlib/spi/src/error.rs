@@ -268,6 +268,12 @@ pub enum Error {
         /// The address.
         address: u64,
     },
+    /// A base address has bits above the 36 of an address and the indicator of an operation.
+    #[error("a base address of {address:#x}: it has at most 37 bits")]
+    BaseAddressTooHigh {
+        /// The address.
+        address: u64,
+    },
     /// The batch is longer than the FIFO.
     #[error("{count} descriptors at once: the FIFO holds {most}")]
     Batch {
@@ -363,6 +369,19 @@ pub enum Error {
         last: [u8; 5],
         /// The root.
         root: [u8; 5],
+    },
+    /// A node can't have such a part of a class route.
+    #[error(
+        "inputs {input:#05x} and output {output:#05x} of class route {class}: at most one output, which is \
+         no input"
+    )]
+    ClassRouteRefused {
+        /// The class route.
+        class: u8,
+        /// The links by which packets come.
+        input: u16,
+        /// The links by which the combined packet goes.
+        output: u16,
     },
     /// The device was reset since it was opened.
     #[error("the device was reset: open it, its FIFOs and its base addresses anew")]

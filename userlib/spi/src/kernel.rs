@@ -273,7 +273,7 @@ impl Kernel {
     /// All nodes of the class route set their parts before one of them injects.
     ///
     /// # Errors
-    /// [`Error::NoSuch`]; errors of a trapped access.
+    /// [`Error::NoSuch`], [`Error::ClassRouteRefused`]; errors of a trapped access.
     pub fn set_collective_route(
         &self,
         class: u8,
@@ -285,8 +285,8 @@ impl Kernel {
             CollectiveChannel::SubComm => class_type::SUB_COMM,
             CollectiveChannel::System => class_type::SYSTEM,
         };
-        let input = route.input & nd_dcr::LINKS | class_type << class_type::SHIFT;
-        let route = ClassRoute { input, ..route };
+        let route = checked_route(class, route)?;
+        let route = ClassRoute { input: route.input | class_type << class_type::SHIFT, ..route };
         self.state().set_class(Resource::CollectiveClass, nd_dcr::CTRL_COLL_CLASS, class, route)
     }
 
@@ -297,9 +297,9 @@ impl Kernel {
     /// route drops what comes for it, and the barrier is never complete.
     ///
     /// # Errors
-    /// [`Error::NoSuch`]; errors of a trapped access.
+    /// [`Error::NoSuch`], [`Error::ClassRouteRefused`]; errors of a trapped access.
     pub fn set_barrier_route(&self, class: u8, route: ClassRoute) -> Result<(), Error> {
-        let route = ClassRoute { input: route.input & nd_dcr::LINKS, ..route };
+        let route = checked_route(class, route)?;
         let mut state = self.state();
 
         // The unit leaves a class alone whose route does not change. Without a route, it forgets
@@ -458,9 +458,18 @@ impl State {
         }
 
         let register = NETWORK_OFFSET + first + 8 * u64::from(class / 2);
+        let half = usize::from(class % 2);
         let mut pair = nd_dcr::ClassRoute::of_register(self.read(register)?);
-        pair[usize::from(class % 2)] = nd_dcr::ClassRoute { input: route.input, output: route.output };
-        self.write(register, nd_dcr::ClassRoute::register(pair))
+        pair[half] = nd_dcr::ClassRoute { input: route.input, output: route.output };
+        self.write(register, nd_dcr::ClassRoute::register(pair))?;
+
+        // A refused write leaves the register unchanged. An empty route has no type there.
+        let taken = nd_dcr::ClassRoute::of_register(self.read(register)?)[half];
+        let links = |input: u16| input & nd_dcr::LINKS;
+        if (links(taken.input), taken.output) == (links(route.input), route.output) {
+            return Ok(());
+        }
+        Err(Error::ClassRouteRefused { class, input: links(route.input), output: route.output })
     }
 
     /// Writes address ranges. The registers that are left get ranges without addresses.
@@ -486,6 +495,16 @@ impl State {
         }
         self.write(read_only, read_only_ranges)
     }
+}
+
+/// Returns a class route without the bits that are no links, if a node can have it: it has at most
+/// one output, which is neither an input nor the node itself.
+fn checked_route(class: u8, route: ClassRoute) -> Result<ClassRoute, Error> {
+    let [input, output] = [route.input, route.output].map(|links| links & nd_dcr::LINKS);
+    if output.count_ones() > 1 || output & (input | nd_dcr::LOCAL) != 0 {
+        return Err(Error::ClassRouteRefused { class, input, output });
+    }
+    Ok(ClassRoute { input, output })
 }
 
 /// Checks that a subgroup and its resources with these numbers exist.

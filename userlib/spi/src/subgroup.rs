@@ -8,7 +8,8 @@ use nicforge_driver::{
 };
 use nicforge_hwi::{
     mu::{
-        BASE_ADDRESSES, DESCRIPTOR, INJECTION_FIFOS, NO_BASE_ADDRESS, RECEPTION_FIFOS, interrupt, reg, vector,
+        BASE_ADDRESSES, DESCRIPTOR, INJECTION_FIFOS, NO_BASE_ADDRESS, RECEPTION_FIFOS, atomic, interrupt,
+        reg, vector,
     },
     mu_packet::Descriptor,
 };
@@ -256,9 +257,13 @@ impl Subgroup {
     /// ([`crate::store_address`]). The public name is `MUSPI_SetBaseAddress`.
     ///
     /// # Errors
-    /// [`Error::NoSuch`]; errors of a trapped access.
+    /// [`Error::NoSuch`], [`Error::BaseAddressTooHigh`]; errors of a trapped access.
     pub fn set_base_address(&mut self, entry: u8, address: u64) -> Result<(), Error> {
         let index = self.base_address_index(entry)?;
+        // The unit refuses bits above the indicator of an operation.
+        if address != NO_BASE_ADDRESS && address >= atomic::INDICATOR << 1 {
+            return Err(Error::BaseAddressTooHigh { address });
+        }
         self.page.write(reg::BASE_ADDRESS + 8 * u64::from(entry), address)?;
         self.base_addresses[index] = address;
         Ok(())

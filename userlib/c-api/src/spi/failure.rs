@@ -18,6 +18,8 @@ pub(super) fn failure(error: Error) -> Failure {
         | Error::Batch { .. }
         | Error::TooManyRanges { .. }
         | Error::ClassRoute { .. }
+        | Error::ClassRouteRefused { .. }
+        | Error::BaseAddressTooHigh { .. }
         | Error::Descriptor(_) => libc::EINVAL,
         Error::LineRefused { .. } | Error::ReceptionRefused { .. } | Error::BarrierRefused { .. } => {
             libc::EACCES

@@ -414,6 +414,15 @@ fn a_barrier_that_the_unit_refuses_is_an_error() {
 }
 
 #[test]
+fn base_addresses_and_class_routes_that_the_unit_refuses_are_errors() {
+    let mut session = Session::new();
+    assert_eq!(call!(MUSPI_SetBaseAddress(&mut session.table, 0, 1 << 37)), -libc::EINVAL);
+    let mut two_outputs = ClassRoute_t { input: 1, output: 3 << 10 };
+    assert_eq!(call!(Kernel_SetGlobalInterruptClassRoute(3, &mut two_outputs)), -libc::EINVAL);
+    assert_eq!(call!(Kernel_SetCollectiveClassRoute(3, &mut two_outputs)), -libc::EINVAL);
+}
+
+#[test]
 fn a_line_of_global_interrupts_is_sent_and_cleared() {
     let session = Session::new();
     let mut route = ClassRoute_t { input: 1, output: 0 };
