@@ -651,6 +651,7 @@ extern "C" {
 
 /*
  Prepares a barrier of a class route. Its route is set by Kernel_SetGlobalInterruptClassRoute.
+ An earlier barrier of the class route is forgotten.
 
  # Safety
  `GIBarrier` is NULL or valid.

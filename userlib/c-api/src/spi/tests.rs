@@ -398,6 +398,16 @@ fn a_node_knows_its_coordinates_and_waits_in_a_barrier() {
     assert_eq!(call!(MUSPI_GIBarrierPoll(&mut barrier)), -libc::EAGAIN);
     assert_eq!(call!(MUSPI_GIBarrierPollWithTimeout(&mut barrier, SECOND / 100)), -libc::EAGAIN);
     assert_eq!(call!(MUSPI_GIBarrierEnter(&mut barrier)), -libc::EBUSY);
+
+    // A barrier that is prepared again begins anew.
+    assert_eq!(call!(Kernel_SetGlobalInterruptClassRoute(3, &mut this_node)), 0, "{}", last_text());
+    assert_eq!(call!(MUSPI_GIBarrierInit(&mut barrier, 3)), 0);
+    assert_eq!(
+        call!(MUSPI_GIBarrierEnterAndWaitWithTimeout(&mut barrier, 20 * SECOND)),
+        0,
+        "{}",
+        last_text()
+    );
     assert_eq!(Kernel_DeallocateGlobalInterruptClassRoute(3), 0);
     drop(session);
 }

@@ -17,6 +17,7 @@ use crate::{
 };
 
 /// Prepares a barrier of a class route. Its route is set by Kernel_SetGlobalInterruptClassRoute.
+/// An earlier barrier of the class route is forgotten.
 ///
 /// # Safety
 /// `GIBarrier` is NULL or valid.
@@ -28,7 +29,7 @@ pub unsafe extern "C" fn MUSPI_GIBarrierInit(GIBarrier: *mut MUSPI_GIBarrier_t, 
         let barrier = MUSPI_GIBarrier_t { classRouteId: classRouteId.into(), owner };
 
         // SAFETY: the pointer is that of an open subgroup.
-        unsafe { with_owner(owner, |inner| inner.barrier(barrier.classRouteId).map(drop)) }?;
+        unsafe { with_owner(owner, |inner| inner.init_barrier(barrier.classRouteId)) }?;
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(barrier) };
         Ok(())
