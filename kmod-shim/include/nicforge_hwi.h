@@ -761,7 +761,7 @@ struct nicforge_extoll_rma_notification {
 /*
  * Reception FIFOs that take packets, one bit for each, as in
  * mu_dcr::RMFIFO_EN. Enabling one with pointers that are not possible
- * sets its FAULT instead.
+ * sets its FAULT instead. One that the kernel has disabled stays so.
  */
 #define NICFORGE_MU_REG_RECEPTION_ENABLE 0x340
 /*
@@ -777,7 +777,8 @@ struct nicforge_extoll_rma_notification {
  */
 #define NICFORGE_MU_REG_BASE_ADDRESS 0x400
 /*
- * Barrier class 0: software writes 1 to enter the barrier. There are
+ * Barrier class 0: software writes 1 to enter the barrier. It reads 1
+ * while this node has entered a barrier that is not complete. There are
  * mu_packet::CLASSES.
  */
 #define NICFORGE_MU_REG_BARRIER_CONTROL 0x500
@@ -949,7 +950,8 @@ struct nicforge_extoll_rma_notification {
 #define NICFORGE_MU_DCR_RGET_THOLD (((0xd34 - 0xd00)) * 8)
 /*
  * Reception FIFOs that take packets: register n of 17, bit i for FIFO 16
- * n + i.
+ * n + i. An enabled FIFO whose bit is cleared here stays disabled until
+ * the bit is set here, or the node is reset.
  */
 #define NICFORGE_MU_DCR_RMFIFO_EN (((0xd35 - 0xd00)) * 8)
 /*

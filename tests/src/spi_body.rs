@@ -19,9 +19,9 @@ use nicforge_driver::{Cancel, Deadline, DmaBuffer, Error as DriverError};
 use nicforge_machine::{build::build, description::parse};
 use nicforge_nics::families;
 use nicforge_spi::{
-    Counter, Descriptor, DirectPut, Error, Fault, Handlers, InjectionAttributes, Load, MemoryFifo, Options,
-    Payload, PointToPoint, RemoteGet, Store, Subgroup, direct_put, load_address, local_copy, memory_fifo,
-    prefetch, remote_get, store_offset,
+    Counter, Descriptor, DirectPut, Error, Fault, Handlers, InjectionAttributes, Load, MemoryFifo,
+    NO_BASE_ADDRESS, Options, Payload, PointToPoint, RemoteGet, Store, Subgroup, direct_put, load_address,
+    local_copy, memory_fifo, prefetch, remote_get, store_offset,
 };
 use nicforge_test_body::body;
 use zerocopy::IntoBytes;
@@ -670,6 +670,41 @@ pub fn a_refused_descriptor_stops_only_its_own_fifo(rig: &dyn Rig) {
     assert_eq!(local.subgroup.injection().fault(SEND), Ok(None));
 }
 
+/// The numbers of descriptors that a restart has withdrawn are not given to later descriptors.
+#[body]
+pub fn withdrawn_numbers_are_not_given_again(rig: &dyn Rig) {
+    let (mut local, remote) = pair(rig);
+    let counter = remote.counter(0);
+    let put = direct_put(local.payload(SOURCE, 64), local.ordered(&remote), &remote.target(SINK, &counter));
+    let put = put.unwrap();
+    counter.set(64);
+    let done = local.inject(&put);
+    local.subgroup.injection().wait_done(SEND, done, test_deadline(), None).unwrap();
+
+    local.subgroup.set_injection_enabled(1 << SEND, false).unwrap();
+    let withdrawn = [(); 3].map(|()| local.inject(&put));
+    local.subgroup.restart_injection(SEND).unwrap();
+    counter.set(64);
+    let next = local.inject(&put);
+    assert_eq!(next, withdrawn[2] + 1);
+    local.subgroup.injection().wait_done(SEND, next, test_deadline(), None).unwrap();
+    for number in withdrawn {
+        let ended = local.subgroup.injection().check_done(SEND, number);
+        assert_eq!(ended, Err(Error::Withdrawn { fifo: SEND, number }));
+    }
+    assert_eq!(local.subgroup.injection().check_done(SEND, done), Ok(true));
+    assert_eq!(local.subgroup.injection().injected(SEND), Ok(next));
+
+    // A later restart does not make them done, and numbers go on behind each one.
+    local.subgroup.restart_injection(SEND).unwrap();
+    counter.set(64);
+    assert_eq!(local.inject(&put), next + 1);
+    local.subgroup.injection().wait_done(SEND, next + 1, test_deadline(), None).unwrap();
+    assert_eq!(local.subgroup.injection().check_done(SEND, next), Ok(true));
+    let ended = local.subgroup.injection().check_done(SEND, withdrawn[0]);
+    assert_eq!(ended, Err(Error::Withdrawn { fifo: SEND, number: withdrawn[0] }));
+}
+
 /// Calls on a subgroup that was reset return an error, and the subgroup can be opened again.
 #[body]
 pub fn calls_on_a_reset_subgroup_return_an_error(rig: &dyn Rig) {
@@ -698,6 +733,11 @@ pub fn impossible_fifos_are_refused(rig: &dyn Rig) {
     assert!(matches!(subgroup.open_reception(4, 4096), Err(Error::NoSuch { .. })));
     assert!(matches!(subgroup.set_base_address(8, 0), Err(Error::NoSuch { .. })));
     assert!(matches!(subgroup.barrier(16), Err(Error::NoSuch { .. })));
+    let address = 1 << 37;
+    assert_eq!(subgroup.set_base_address(0, address), Err(Error::BaseAddressTooHigh { address }));
+    assert_eq!(subgroup.base_address(0), Ok(NO_BASE_ADDRESS));
+    subgroup.set_base_address(0, address - 1).unwrap();
+    subgroup.set_base_address(0, NO_BASE_ADDRESS).unwrap();
     assert!(matches!(subgroup.open_injection(0, 0, plain), Err(Error::FifoMemory { .. })));
     for bytes in [0, 544, 575, 577] {
         assert!(matches!(subgroup.open_reception(0, bytes), Err(Error::FifoMemory { .. })), "{bytes}");

@@ -127,7 +127,8 @@ pub mod reg {
     /// [`crate::mu_dcr::IMFIFO_RGET`].
     pub const REMOTE_GET: u64 = 0x338;
     /// Reception FIFOs that take packets, one bit for each, as in [`crate::mu_dcr::RMFIFO_EN`].
-    /// Enabling one with pointers that are not possible sets its [`FAULT`] instead.
+    /// Enabling one with pointers that are not possible sets its [`FAULT`] instead. One that the
+    /// kernel has disabled stays so.
     pub const RECEPTION_ENABLE: u64 = 0x340;
     /// Free space in bytes above which an injection FIFO raises its interrupt.
     pub const INJECTION_THRESHOLD: u64 = 0x348;
@@ -138,8 +139,8 @@ pub mod reg {
     /// ([`super::atomic`]).
     pub const BASE_ADDRESS: u64 = 0x400;
 
-    /// Barrier class 0: software writes 1 to enter the barrier. There are
-    /// [`crate::mu_packet::CLASSES`].
+    /// Barrier class 0: software writes 1 to enter the barrier. It reads 1 while this node has
+    /// entered a barrier that is not complete. There are [`crate::mu_packet::CLASSES`].
     pub const BARRIER_CONTROL: u64 = 0x500;
     /// Barrier class 0: the number of its completed barriers; read-only.
     pub const BARRIER_STATUS: u64 = 0x580;

@@ -27,7 +27,8 @@ pub const IMU_THOLD: u64 = (0xd33 - 0xd00) * 8;
 /// Free space below which injection FIFOs for remote gets raise their interrupts, in chunks of
 /// 32 bytes.
 pub const RGET_THOLD: u64 = (0xd34 - 0xd00) * 8;
-/// Reception FIFOs that take packets: register `n` of 17, bit `i` for FIFO `16 n + i`.
+/// Reception FIFOs that take packets: register `n` of 17, bit `i` for FIFO `16 n + i`. An enabled
+/// FIFO whose bit is cleared here stays disabled until the bit is set here, or the node is reset.
 pub const RMFIFO_EN: u64 = (0xd35 - 0xd00) * 8;
 /// Reception FIFOs whose free space raises an interrupt: register `n` of 17.
 pub const RMFIFO_THOLD_INT_EN: u64 = (0xd46 - 0xd00) * 8;

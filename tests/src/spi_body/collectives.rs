@@ -29,16 +29,20 @@ struct Job {
 fn job(rig: &dyn Rig, nodes: u32) -> Job {
     let kernels: Vec<_> =
         (0..nodes).map(|node| Kernel::open(&rig.open(&format!("bgq{node}"), "kernel")).unwrap()).collect();
-    for kernel in &kernels {
+    set_routes(&kernels);
+    let nodes = (0..nodes).map(|node| Node::new(rig, node, 0)).collect();
+    Job { kernels, nodes }
+}
+
+/// Sets the class routes of all nodes.
+fn set_routes(kernels: &[Kernel]) {
+    for kernel in kernels {
         let position = kernel.position();
         let route = Box5::whole(position.shape).route(position.own, true).unwrap();
         kernel.set_collective_route(CLASS, route, CollectiveChannel::SubComm).unwrap();
         kernel.set_barrier_route(CLASS, route).unwrap();
         kernel.set_barrier_interrupts(1 << CLASS).unwrap();
     }
-
-    let nodes = (0..nodes).map(|node| Node::new(rig, node, 0)).collect();
-    Job { kernels, nodes }
 }
 
 /// Returns `count` words of 8 bytes that differ from node to node.
@@ -221,6 +225,70 @@ pub fn a_barrier_waits_for_the_last_node(rig: &dyn Rig) {
     }
 }
 
+/// A job finds neither the entered barrier nor the set line of an earlier one with the same class
+/// route.
+#[body(on(CUBE, MACHINE))]
+pub fn a_job_takes_over_no_barrier_and_no_line(rig: &dyn Rig) {
+    const LINE: u8 = 2;
+
+    let nodes = Kernel::open(&rig.open("bgq0", "kernel")).unwrap().position().nodes();
+    let mut job = job(rig, nodes);
+    let last = nodes as usize - 1;
+    for node in &mut job.nodes[..last] {
+        let mut barrier = node.subgroup.barrier(CLASS).unwrap();
+        node.subgroup.enter(&mut barrier).unwrap();
+    }
+    let line = job.nodes[0].subgroup.global_interrupt(CLASS, LINE).unwrap();
+    job.nodes[0].subgroup.set_global_interrupt(&line, true).unwrap();
+    let line = job.nodes[last].subgroup.global_interrupt(CLASS, LINE).unwrap();
+    job.nodes[last].subgroup.wait_global_interrupt(&line, true, test_deadline(), None).unwrap();
+    rig.settle();
+
+    job.nodes.clear();
+    set_routes(&job.kernels);
+    rig.settle();
+    job.nodes.extend((0..nodes).map(|node| Node::new(rig, node, 0)));
+    for node in &job.nodes {
+        assert!(!node.subgroup.global_interrupt(CLASS, LINE).unwrap().is_set());
+    }
+
+    let mut barriers: Vec<_> = job.nodes.iter().map(|node| node.subgroup.barrier(CLASS).unwrap()).collect();
+    job.nodes[last].subgroup.enter(&mut barriers[last]).unwrap();
+    let early = job.nodes[last].subgroup.wait_barrier(&mut barriers[last], Deadline::after(SHORT), None);
+    assert!(matches!(early, Err(Error::Driver(DriverError::Timeout { .. }))), "{early:?}");
+
+    for (node, barrier) in job.nodes[..last].iter_mut().zip(&mut barriers) {
+        node.subgroup.enter(barrier).unwrap();
+    }
+    for (node, barrier) in job.nodes.iter_mut().zip(&mut barriers) {
+        node.subgroup.wait_barrier(barrier, test_deadline(), None).unwrap();
+    }
+}
+
+/// A barrier that the unit does not let the node enter is an error: its class route has no part of
+/// the node, or is the system's.
+#[body]
+pub fn barriers_that_the_unit_refuses_are_errors(rig: &dyn Rig) {
+    let mut job = job(rig, 2);
+    let (kernel, node) = (&job.kernels[0], &mut job.nodes[0]);
+    let mut without_route = node.subgroup.barrier(CLASS + 1).unwrap();
+    node.subgroup.enter(&mut without_route).unwrap();
+    let refused = node.subgroup.wait_barrier(&mut without_route, test_deadline(), None);
+    assert_eq!(refused, Err(Error::BarrierRefused { class: CLASS + 1 }));
+
+    let mut barrier = node.subgroup.barrier(CLASS).unwrap();
+    kernel.set_system_barriers(1 << CLASS).unwrap();
+    node.subgroup.enter(&mut barrier).unwrap();
+    let refused = node.subgroup.wait_barrier(&mut barrier, test_deadline(), None);
+    assert_eq!(refused, Err(Error::BarrierRefused { class: CLASS }));
+
+    // The node is in no barrier then, so that it can enter one once the unit lets it.
+    kernel.set_system_barriers(0).unwrap();
+    node.subgroup.enter(&mut barrier).unwrap();
+    let early = node.subgroup.wait_barrier(&mut barrier, Deadline::after(SHORT), None);
+    assert!(matches!(early, Err(Error::Driver(DriverError::Timeout { .. }))), "{early:?}");
+}
+
 /// In an all-to-all, each node gets the block of each other node at that node's index.
 #[body(on(CUBE, MACHINE))]
 pub fn an_all_to_all_moves_each_block(rig: &dyn Rig) {
@@ -274,6 +342,48 @@ pub fn the_kernel_allocates_each_resource_once(rig: &dyn Rig) {
     kernel.allocate_class(Resource::CollectiveClass, 15).unwrap();
     assert!(matches!(kernel.allocate_class(Resource::BarrierClass, 15), Err(Error::Taken { .. })));
     assert!(matches!(kernel.allocate_class(Resource::BarrierClass, 16), Err(Error::NoSuch { .. })));
+}
+
+/// Neither the owner of a reception FIFO nor its successor enables it again after the kernel has
+/// disabled it.
+#[body]
+pub fn a_reception_fifo_that_the_kernel_disabled_stays_so(rig: &dyn Rig) {
+    const OTHER: u8 = 1;
+
+    let kernel = Kernel::open(&rig.open("bgq1", "kernel")).unwrap();
+    let mut remote = Node::new(rig, 1, 0);
+    kernel.set_reception(0, &[RECEIVE], false).unwrap();
+    remote.subgroup.open_reception(OTHER, 4096).unwrap();
+    let refused = Error::ReceptionRefused { fifo: RECEIVE };
+    assert_eq!(remote.subgroup.set_reception_enabled(1 << RECEIVE, true), Err(refused));
+
+    kernel.set_reception(0, &[RECEIVE], true).unwrap();
+    remote.subgroup.set_reception_enabled(1 << RECEIVE, false).unwrap();
+    remote.subgroup.set_reception_enabled(1 << RECEIVE, true).unwrap();
+}
+
+/// A reception FIFO that the unit has stopped stays so when its owner opens another one.
+#[body]
+pub fn a_stopped_reception_fifo_stays_so_when_another_is_opened(rig: &dyn Rig) {
+    const OTHER: u8 = 1;
+
+    let kernel = Kernel::open(&rig.open("bgq1", "kernel")).unwrap();
+    let (mut local, mut remote) = super::pair(rig);
+    let message = memory_fifo(nicforge_spi::Payload::NONE, local.ordered(&remote), &remote.fifo()).unwrap();
+    kernel.set_user_ranges(&[]).unwrap();
+    local.send(&message);
+    rig.settle();
+    let stopped = Error::ReceptionStopped { fifo: RECEIVE, fault: nicforge_spi::Fault::Range };
+    assert_eq!(remote.subgroup.has_packet(RECEIVE), Err(stopped.clone()));
+
+    let all = nicforge_spi::AddressRange { first: 0, last: (1 << 36) - 1, read_only: false };
+    kernel.set_user_ranges(&[all]).unwrap();
+    remote.subgroup.open_reception(OTHER, 4096).unwrap();
+    assert_eq!(remote.subgroup.has_packet(RECEIVE), Err(stopped));
+
+    remote.subgroup.set_reception_enabled(1 << RECEIVE, true).unwrap();
+    local.send(&message);
+    remote.subgroup.wait_packet(RECEIVE, test_deadline(), None).unwrap();
 }
 
 /// The kernel can disable a reception FIFO. A packet for a disabled one is dropped.

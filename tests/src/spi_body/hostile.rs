@@ -1,5 +1,7 @@
 //! Descriptors for what belongs to others, and peers that die.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use nicforge_driver::{Deadline, Error as DriverError};
 use nicforge_hwi::mu_packet::{Descriptor, channel, fifo_map};
 use nicforge_spi::{
@@ -157,6 +159,34 @@ pub fn a_remote_get_brings_no_permission(rig: &dyn Rig) {
     device.wait_until(test_deadline(), None, stopped).unwrap();
     assert_eq!(remote.subgroup.injection().fault(GETS), Ok(Some(Fault::Permission)));
     assert_eq!(local.subgroup.has_packet(RECEIVE), Ok(false));
+}
+
+/// A FIFO for remote gets can be restarted while a peer keeps sending descriptors that stop it.
+#[body(not_through(in_process) = "time passes only in waits, which the sender's thread does not begin")]
+pub fn a_get_fifo_restarts_while_bad_gets_arrive(rig: &dyn Rig) {
+    const BATCH: usize = 8;
+
+    let (mut attacker, mut victim) = pair(rig);
+    let victims_node = victim.subgroup.position().destination();
+    let bad = memory_fifo(Payload::NONE, PointToPoint::system(victims_node), &victim.fifo()).unwrap();
+    attacker.write(1024, &bad.as_bytes().repeat(BATCH));
+    let target = RemoteGet { fifo: victim.subgroup.injection_id(GETS) };
+    let payload = attacker.payload(1024, 64 * BATCH as u64);
+    let get = remote_get(payload, attacker.ordered(&victim), &target).unwrap();
+
+    let is_over = AtomicBool::new(false);
+    let restarted = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Acquire) {
+                let _ = attacker.subgroup.try_inject(SEND, &get);
+            }
+        });
+        let restarts = rig.repetitions(100);
+        let restarted = (0..restarts).try_for_each(|_| victim.subgroup.restart_injection(GETS));
+        is_over.store(true, Ordering::Release);
+        restarted
+    });
+    assert_eq!(restarted, Ok(()));
 }
 
 /// Random descriptors stop their FIFO, or are carried out. They change no memory of other

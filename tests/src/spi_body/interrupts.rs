@@ -1,7 +1,11 @@
 //! Global interrupts, and interrupts of FIFOs.
 
 use nicforge_driver::{Deadline, Error as DriverError};
-use nicforge_spi::{Box5, Error, FifoInterrupts, Kernel, MemoryFifo, Payload, memory_fifo};
+use nicforge_hwi::{mu, nd_dcr};
+use nicforge_spi::{
+    Box5, ClassRoute, CollectiveChannel, Error, FifoInterrupts, Kernel, MemoryFifo, Payload, link,
+    memory_fifo,
+};
 use nicforge_test_body::body;
 
 use super::{CUBE, MACHINE, Node, RECEIVE, SEND, SHORT};
@@ -9,6 +13,8 @@ use crate::backing::{Rig, test_deadline};
 
 /// The class route of the global interrupts here.
 const CLASS: u8 = 6;
+/// The register of its barrier route.
+const REGISTER: u64 = nd_dcr::BASE - mu::DEVICE_CONTROL + nd_dcr::CTRL_GI_CLASS + 8 * (CLASS as u64 / 2);
 /// The line of that class that most bodies use.
 const LINE: u8 = 1;
 
@@ -83,6 +89,25 @@ pub fn lines_without_a_route_are_refused(rig: &dyn Rig) {
     let refused = node.subgroup.set_global_interrupt(&line, true);
     assert_eq!(refused, Err(Error::LineRefused { class: CLASS + 1, line: 0 }));
     assert!(!line.is_set());
+}
+
+/// A class route that the unit does not take is refused, and the former one stays.
+#[body]
+pub fn impossible_class_routes_are_refused(rig: &dyn Rig) {
+    let routes = set_routes(rig);
+    let kernel = &routes.0[0];
+    let former = kernel.control(REGISTER).unwrap();
+    for (input, output) in [
+        (link::LOCAL, link::of(0, true) | link::of(0, false)),
+        (link::LOCAL | link::of(0, true), link::of(0, true)),
+        (link::LOCAL, link::LOCAL),
+    ] {
+        let route = ClassRoute { input, output };
+        let refused = Error::ClassRouteRefused { class: CLASS, input, output };
+        assert_eq!(kernel.set_barrier_route(CLASS, route), Err(refused.clone()));
+        assert_eq!(kernel.set_collective_route(CLASS, route, CollectiveChannel::SubComm), Err(refused));
+    }
+    assert_eq!(kernel.control(REGISTER), Ok(former));
 }
 
 /// A reception FIFO interrupts when its free space falls below the threshold, and an injection FIFO

@@ -67,6 +67,9 @@ impl Subgroup {
     /// Enters the next barrier of a class route, and does not wait for it. The public name is
     /// `MUSPI_GIBarrierEnter`.
     ///
+    /// It does not wait for the unit either, which can refuse the entry. [`Subgroup::wait_barrier`]
+    /// and [`Subgroup::check_entered`] return the error then.
+    ///
     /// # Errors
     /// [`Error::InBarrier`] while the one before is not complete; errors of the posted-write ring.
     pub fn enter(&mut self, barrier: &mut Barrier) -> Result<(), Error> {
@@ -81,12 +84,31 @@ impl Subgroup {
         Ok(())
     }
 
-    /// Waits until the barrier that was entered last is complete. The public name is
-    /// `MUSPI_GIBarrierPollWithTimeout`.
+    /// Checks that the unit has let the node enter the barrier, or that this barrier is complete.
+    /// The node counts as outside after an error, and can enter again.
     ///
     /// # Errors
-    /// [`nicforge_driver::Error::Timeout`], [`nicforge_driver::Error::Cancelled`],
-    /// [`nicforge_driver::Error::DeviceGone`]; [`Error::Reset`].
+    /// [`Error::BarrierRefused`]; errors of a trapped access.
+    pub fn check_entered(&self, barrier: &mut Barrier) -> Result<(), Error> {
+        let (class, State::Inside(count)) = (barrier.class, barrier.state) else { return Ok(()) };
+        let offset = 8 * u64::from(class);
+
+        // The unit takes the posted write before this read.
+        let is_inside = self.page().read(reg::BARRIER_CONTROL + offset)? == 1;
+        if is_inside || self.page().read(reg::BARRIER_STATUS + offset)? >= count {
+            return Ok(());
+        }
+        barrier.state = State::Outside;
+        Err(Error::BarrierRefused { class })
+    }
+
+    /// Waits until the barrier that was entered last is complete. The call polls first, and then
+    /// waits for an interrupt. The public name is `MUSPI_GIBarrierPollWithTimeout`.
+    ///
+    /// # Errors
+    /// [`Error::BarrierRefused`], after the polling part; [`nicforge_driver::Error::Timeout`],
+    /// [`nicforge_driver::Error::Cancelled`], [`nicforge_driver::Error::DeviceGone`];
+    /// [`Error::Reset`].
     pub fn wait_barrier(
         &mut self,
         barrier: &mut Barrier,
@@ -106,6 +128,7 @@ impl Subgroup {
             if !ended_by_spin(&polled, deadline) {
                 return polled;
             }
+            self.check_entered(barrier)?;
             self.sleep_for(vector::BARRIER, deadline, cancel)?;
         }
     }

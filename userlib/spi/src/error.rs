@@ -268,6 +268,12 @@ pub enum Error {
         /// The address.
         address: u64,
     },
+    /// A base address has bits above the 36 of an address and the indicator of an operation.
+    #[error("a base address of {address:#x}: it has at most 37 bits")]
+    BaseAddressTooHigh {
+        /// The address.
+        address: u64,
+    },
     /// The batch is longer than the FIFO.
     #[error("{count} descriptors at once: the FIFO holds {most}")]
     Batch {
@@ -284,6 +290,14 @@ pub enum Error {
         /// The reason.
         fault: Fault,
     },
+    /// A restart of the injection FIFO has withdrawn the descriptor. The unit may have begun it.
+    #[error("descriptor {number} of injection FIFO {fifo} was withdrawn by a restart")]
+    Withdrawn {
+        /// The FIFO in its subgroup.
+        fifo: u8,
+        /// The descriptor's sequence number.
+        number: u64,
+    },
     /// The unit has stopped the reception FIFO.
     #[error("the unit has stopped reception FIFO {fifo}: {fault}")]
     ReceptionStopped {
@@ -291,6 +305,12 @@ pub enum Error {
         fifo: u8,
         /// The reason.
         fault: Fault,
+    },
+    /// The kernel does not permit the reception FIFO: it has disabled it, and not enabled it since.
+    #[error("the kernel has disabled reception FIFO {fifo}: it must enable it first")]
+    ReceptionRefused {
+        /// The FIFO in its subgroup.
+        fifo: u8,
     },
     /// The unit reports a value about a reception FIFO that is not possible.
     #[error("reception FIFO {fifo} is damaged: {what} is {value:#x}")]
@@ -311,6 +331,13 @@ pub enum Error {
     /// The node is in a barrier of this class route already.
     #[error("the node is in the barrier of class route {class}: wait for its end")]
     InBarrier {
+        /// The class route.
+        class: u8,
+    },
+    /// The unit has not let this node enter the barrier, or the node's part of the class route was
+    /// set since: the class route has no part of this node, or is the system's.
+    #[error("the node is not in the barrier of class route {class}: give it a part in the class route")]
+    BarrierRefused {
         /// The class route.
         class: u8,
     },
@@ -342,6 +369,19 @@ pub enum Error {
         last: [u8; 5],
         /// The root.
         root: [u8; 5],
+    },
+    /// A node can't have such a part of a class route.
+    #[error(
+        "inputs {input:#05x} and output {output:#05x} of class route {class}: at most one output, which is \
+         no input"
+    )]
+    ClassRouteRefused {
+        /// The class route.
+        class: u8,
+        /// The links by which packets come.
+        input: u16,
+        /// The links by which the combined packet goes.
+        output: u16,
     },
     /// The device was reset since it was opened.
     #[error("the device was reset: open it, its FIFOs and its base addresses anew")]

@@ -17,7 +17,8 @@ use crate::{Error, Resource, Subgroup, subgroup::ended_by_spin};
 /// before another one has looked, that one may not notice it. All subgroups of a node share its
 /// lines, so one of them changes those of a class at a time.
 ///
-/// The lines of a class are clear when its route has been set at all nodes (`MUSPI_GIInitMU`).
+/// The lines of a class are clear when its route has been set at all nodes, by
+/// [`Kernel::set_barrier_route`](crate::Kernel::set_barrier_route) (`MUSPI_GIInitMU`).
 #[derive(Clone, Debug)]
 pub struct GlobalInterrupt {
     class: u8,

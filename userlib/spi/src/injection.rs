@@ -1,6 +1,9 @@
 //! Injection FIFOs: software stores descriptors, and the unit carries them out in order.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    ops::Range,
+    sync::{Arc, atomic::Ordering},
+};
 
 use nicforge_driver::{
     Cancel, Deadline, DmaBuffer, Error as DriverError, Poster,
@@ -31,8 +34,14 @@ struct InjectionFifo {
     capacity: u64,
     /// Sequence number of the last descriptor that was injected.
     injected: u64,
-    /// Sequence number of the last descriptor that is known to be done.
+    /// Sequence number of the last descriptor that is known to be done, or withdrawn.
     done: u64,
+    /// Difference between the sequence number of a descriptor and the unit's count when it is done,
+    /// modulo 2^64. The unit does not count withdrawn descriptors.
+    uncounted: u64,
+    /// Sequence numbers of descriptors that restarts have withdrawn, in order. Ranges that touch
+    /// are one.
+    withdrawn: Vec<Range<u64>>,
     /// Mirror of the unit's count of descriptors that are done.
     count: SharedU64,
     /// Mirror of the reason why the unit has stopped the FIFO.
@@ -56,10 +65,37 @@ impl InjectionFifo {
     /// Reads the unit's count of descriptors that are done. An impossible count is ignored.
     #[inline]
     fn update_done(&mut self) {
-        let count = self.count.load(Ordering::Acquire);
-        if count > self.done && count <= self.injected {
-            self.done = count;
+        let number = self.count.load(Ordering::Acquire).wrapping_add(self.uncounted);
+        if number > self.done && number <= self.injected {
+            self.done = number;
         }
+    }
+
+    /// Withdraws the descriptors that the unit has not done, when it has done `count`. The next one
+    /// gets the number after the last one that was given.
+    fn withdraw(&mut self, count: u64) {
+        let done = count.wrapping_add(self.uncounted);
+        // The count of a FIFO for gets is not that of the descriptors that software has injected.
+        if (self.done..self.injected).contains(&done) {
+            let end = self.injected + 1;
+            match self.withdrawn.last_mut() {
+                Some(last) if last.end == done + 1 => last.end = end,
+                _ => self.withdrawn.push(done + 1..end),
+            }
+        }
+
+        (self.tail, self.done) = (0, self.injected);
+        self.uncounted = self.injected.wrapping_sub(count);
+    }
+
+    /// Returns whether a descriptor is done whose number is not above [`InjectionFifo::done`]. If a
+    /// restart has withdrawn it, returns an error.
+    #[inline]
+    fn check_not_withdrawn(&self, fifo: u8, number: u64) -> Result<bool, Error> {
+        if self.withdrawn.iter().any(|range| range.contains(&number)) {
+            return Err(Error::Withdrawn { fifo, number });
+        }
+        Ok(true)
     }
 
     /// Returns the reason why the unit has stopped the FIFO, if it has.
@@ -116,6 +152,8 @@ impl Injection {
             tail: 0,
             injected,
             done: injected,
+            uncounted: 0,
+            withdrawn: Vec::new(),
             count: self.page.word(base + reg::DESCRIPTOR_COUNT)?,
             fault: self.page.word(base + reg::FAULT)?,
             ring,
@@ -229,13 +267,13 @@ impl Injection {
     /// has read its payload. The public name is `MUSPI_CheckDescComplete`.
     ///
     /// # Errors
-    /// [`Error::Stopped`] when the unit has stopped the FIFO before; [`Error::NotInitialised`],
-    /// [`Error::NoSuch`].
+    /// [`Error::Stopped`] when the unit has stopped the FIFO before; [`Error::Withdrawn`] when a
+    /// restart has withdrawn the descriptor; [`Error::NotInitialised`], [`Error::NoSuch`].
     #[inline]
     pub fn check_done(&mut self, fifo: u8, number: u64) -> Result<bool, Error> {
         let state = self.fifo(fifo)?;
         if number <= state.done {
-            return Ok(true);
+            return state.check_not_withdrawn(fifo, number);
         }
 
         state.update_done();
@@ -303,8 +341,7 @@ impl Injection {
         self.page.write(base + reg::TAIL, start)?;
 
         let count = self.page.read(base + reg::DESCRIPTOR_COUNT)?;
-        let state = self.fifo(fifo)?;
-        (state.tail, state.injected, state.done) = (0, count, count);
+        self.fifo(fifo)?.withdraw(count);
         self.set_enabled(1 << fifo, true)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use nicforge_driver::{Cancel, Deadline, Error as DriverError};
 use nicforge_hwi::mu::{self, reg, vector};
 
-use crate::{Error, Subgroup, page::MIRROR_TIMEOUT};
+use crate::{Error, Subgroup};
 
 /// Interrupts of a subgroup's FIFOs, one bit for each FIFO.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -108,13 +108,8 @@ impl Subgroup {
     pub fn clear_interrupts(&mut self, interrupts: FifoInterrupts) -> Result<(), Error> {
         self.page().write(reg::CLEAR_INTERRUPT, interrupts.bits())?;
 
-        // Until the unit has updated the mirror, it still shows them. New interrupts may come
-        // meanwhile, so the register is read again each time.
-        let word = self.page().word(reg::INTERRUPT_STATUS)?;
-        self.device().wait_for(Deadline::after(MIRROR_TIMEOUT), None, "cleared interrupts", || {
-            let status = self.page().read(reg::INTERRUPT_STATUS)?;
-            Ok((word.load(Ordering::Acquire) == status).then_some(()))
-        })
+        // Until the unit has updated the mirror, it still shows them.
+        self.page().await_mirror(reg::INTERRUPT_STATUS)
     }
 
     /// Waits until one of these interrupts has come, and returns those that have. The call polls

@@ -154,8 +154,8 @@ impl Kernel {
     /// `Kernel_DeallocateInjFifos`, `Kernel_DeallocateRecFifos` and
     /// `Kernel_DeallocateBaseAddressTable`.
     ///
-    /// A freed reception FIFO takes no more packets, and a freed injection FIFO no more remote
-    /// gets.
+    /// A freed reception FIFO takes no more packets until the kernel enables it
+    /// ([`Kernel::set_reception`]), and a freed injection FIFO no more remote gets.
     ///
     /// # Errors
     /// [`Error::NotAllocated`]; errors of a trapped access.
@@ -181,8 +181,9 @@ impl Kernel {
     }
 
     /// Enables or disables reception FIFOs of a subgroup. A disabled one drops packets. The
-    /// subgroup must have given them memory before. The public names are `Kernel_RecFifoEnable` and
-    /// `Kernel_RecFifoDisable`.
+    /// subgroup must have given them memory before. If one was enabled when it is disabled here, no
+    /// client of the subgroup enables it before the kernel does. The public names are
+    /// `Kernel_RecFifoEnable` and `Kernel_RecFifoDisable`.
     ///
     /// # Errors
     /// [`Error::NoSuch`], [`Error::NoSuchSubgroup`]; errors of a trapped access.
@@ -272,7 +273,7 @@ impl Kernel {
     /// All nodes of the class route set their parts before one of them injects.
     ///
     /// # Errors
-    /// [`Error::NoSuch`]; errors of a trapped access.
+    /// [`Error::NoSuch`], [`Error::ClassRouteRefused`]; errors of a trapped access.
     pub fn set_collective_route(
         &self,
         class: u8,
@@ -284,22 +285,29 @@ impl Kernel {
             CollectiveChannel::SubComm => class_type::SUB_COMM,
             CollectiveChannel::System => class_type::SYSTEM,
         };
-        let input = route.input & nd_dcr::LINKS | class_type << class_type::SHIFT;
-        let route = ClassRoute { input, ..route };
+        let route = checked_route(class, route)?;
+        let route = ClassRoute { input: route.input | class_type << class_type::SHIFT, ..route };
         self.state().set_class(Resource::CollectiveClass, nd_dcr::CTRL_COLL_CLASS, class, route)
     }
 
-    /// Sets this node's part of a class route of barriers. The public name is
-    /// `Kernel_SetGlobalInterruptClassRoute`.
+    /// Sets this node's part of a class route of barriers. The node is then in no barrier of it,
+    /// and sets none of its lines. The public name is `Kernel_SetGlobalInterruptClassRoute`.
     ///
     /// All nodes of the class route set their parts before one of them enters. A node without the
     /// route drops what comes for it, and the barrier is never complete.
     ///
     /// # Errors
-    /// [`Error::NoSuch`]; errors of a trapped access.
+    /// [`Error::NoSuch`], [`Error::ClassRouteRefused`]; errors of a trapped access.
     pub fn set_barrier_route(&self, class: u8, route: ClassRoute) -> Result<(), Error> {
-        let route = ClassRoute { input: route.input & nd_dcr::LINKS, ..route };
-        self.state().set_class(Resource::BarrierClass, nd_dcr::CTRL_GI_CLASS, class, route)
+        let route = checked_route(class, route)?;
+        let mut state = self.state();
+
+        // The unit leaves a class alone whose route does not change. Without a route, it forgets
+        // the barrier and the lines that an earlier job has left.
+        for route in [ClassRoute::default(), route] {
+            state.set_class(Resource::BarrierClass, nd_dcr::CTRL_GI_CLASS, class, route)?;
+        }
+        Ok(())
     }
 
     /// Lets completed barriers of these classes interrupt all subgroups. One bit is a class.
@@ -450,9 +458,18 @@ impl State {
         }
 
         let register = NETWORK_OFFSET + first + 8 * u64::from(class / 2);
+        let half = usize::from(class % 2);
         let mut pair = nd_dcr::ClassRoute::of_register(self.read(register)?);
-        pair[usize::from(class % 2)] = nd_dcr::ClassRoute { input: route.input, output: route.output };
-        self.write(register, nd_dcr::ClassRoute::register(pair))
+        pair[half] = nd_dcr::ClassRoute { input: route.input, output: route.output };
+        self.write(register, nd_dcr::ClassRoute::register(pair))?;
+
+        // A refused write leaves the register unchanged. An empty route has no type there.
+        let taken = nd_dcr::ClassRoute::of_register(self.read(register)?)[half];
+        let links = |input: u16| input & nd_dcr::LINKS;
+        if (links(taken.input), taken.output) == (links(route.input), route.output) {
+            return Ok(());
+        }
+        Err(Error::ClassRouteRefused { class, input: links(route.input), output: route.output })
     }
 
     /// Writes address ranges. The registers that are left get ranges without addresses.
@@ -478,6 +495,16 @@ impl State {
         }
         self.write(read_only, read_only_ranges)
     }
+}
+
+/// Returns a class route without the bits that are no links, if a node can have it: it has at most
+/// one output, which is neither an input nor the node itself.
+fn checked_route(class: u8, route: ClassRoute) -> Result<ClassRoute, Error> {
+    let [input, output] = [route.input, route.output].map(|links| links & nd_dcr::LINKS);
+    if output.count_ones() > 1 || output & (input | nd_dcr::LOCAL) != 0 {
+        return Err(Error::ClassRouteRefused { class, input, output });
+    }
+    Ok(ClassRoute { input, output })
 }
 
 /// Checks that a subgroup and its resources with these numbers exist.

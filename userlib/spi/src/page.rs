@@ -17,7 +17,7 @@ use zerocopy::little_endian::U32 as Le32;
 use crate::{Coordinates, Error, NodePosition};
 
 /// Longest time until the mirror shows a register's value.
-pub(crate) const MIRROR_TIMEOUT: Duration = Duration::from_secs(5);
+const MIRROR_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The page of a subgroup in an attachment.
 #[derive(Clone)]
@@ -118,13 +118,16 @@ impl Page {
         Ok(self.mirror.u64(register)?)
     }
 
-    /// Waits until the mirror shows the present value of a register. The unit must not change the
-    /// register by itself meanwhile.
+    /// Waits until the mirror shows the present value of a register.
     pub(crate) fn await_mirror(&self, register: u64) -> Result<(), Error> {
-        let (value, word) = (self.read(register)?, self.word(register)?);
+        let word = self.word(register)?;
         let deadline = Deadline::after(MIRROR_TIMEOUT);
-        let is_shown = || word.load(Ordering::Acquire) == value;
-        Ok(self.device.wait_until(deadline, None, is_shown)?)
+
+        // The unit may change the register meanwhile, so the register is read again each time.
+        self.device.wait_for(deadline, None, "the mirror of a register", || {
+            let value = self.read(register)?;
+            Ok((word.load(Ordering::Acquire) == value).then_some(()))
+        })
     }
 
     /// Returns whether the subgroup was not reset since the page was opened, by this process or by

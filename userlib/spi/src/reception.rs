@@ -7,7 +7,7 @@ use nicforge_driver::{
     runtime::{Cost, charge},
 };
 use nicforge_hwi::{
-    mu::{BAR_REGISTERS, CHUNK, MAX_FIFO, MIN_RECEPTION_FIFO, RECEPTION_FIFOS, reg},
+    mu::{BAR_REGISTERS, CHUNK, MAX_FIFO, MIN_RECEPTION_FIFO, RECEPTION_FIFOS, fault, reg},
     mu_packet::{HEADER, MAX_PACKET, MAX_PAYLOAD, PacketHeader},
 };
 use nicforge_shm::{SharedU64, Window};
@@ -198,14 +198,12 @@ impl ReceptionFifo {
 pub(crate) struct Reception {
     page: Page,
     fifos: [Option<ReceptionFifo>; RECEPTION_FIFOS as usize],
-    /// FIFOs that are enabled, one bit for each.
-    enabled: u8,
 }
 
 impl Reception {
     /// Returns FIFOs without memory.
     pub(crate) fn new(page: Page) -> Self {
-        Self { page, fifos: [const { None }; RECEPTION_FIFOS as usize], enabled: 0 }
+        Self { page, fifos: [const { None }; RECEPTION_FIFOS as usize] }
     }
 
     /// Assigns a FIFO `bytes` of memory at `offset` of a buffer. The FIFO is disabled and empty
@@ -239,18 +237,33 @@ impl Reception {
         Ok(())
     }
 
-    /// Enables or disables the FIFOs of these bits.
+    /// Enables or disables the FIFOs of these bits, and no others.
     pub(crate) fn set_enabled(&mut self, fifos: u8, enabled: bool) -> Result<(), Error> {
-        let mask = if enabled { self.enabled | fifos } else { self.enabled & !fifos };
-        self.page.write(reg::RECEPTION_ENABLE, mask.into())?;
-        self.enabled = mask;
+        // The unit and the kernel may have disabled other FIFOs, which must stay so.
+        let before = self.page.read(reg::RECEPTION_ENABLE)?;
+        let bits = u64::from(fifos);
+        let after = if enabled { before | bits } else { before & !bits };
+        self.page.write(reg::RECEPTION_ENABLE, after)?;
+        if !enabled {
+            return Ok(());
+        }
 
-        // Enabling clears a fault. Until the unit has updated the mirror, it still shows the fault.
-        let is_changed = |fifo: &u8| fifos >> fifo & 1 == 1 && self.fifos[usize::from(*fifo)].is_some();
-        for fifo in (0..RECEPTION_FIFOS as u8).filter(is_changed).filter(|_| enabled) {
-            self.page.await_mirror(reg::RECEPTION + u64::from(fifo) * reg::FIFO + reg::FAULT)?;
+        let enabled = self.page.read(reg::RECEPTION_ENABLE)?;
+        let has_memory = |fifo: &u8| fifos >> fifo & 1 == 1 && self.fifos[usize::from(*fifo)].is_some();
+        for fifo in (0..RECEPTION_FIFOS as u8).filter(has_memory) {
+            self.check_enabled(fifo, enabled >> fifo & 1 == 1)?;
         }
         Ok(())
+    }
+
+    /// Checks that the unit has enabled a FIFO, and waits until the mirror shows no earlier fault.
+    fn check_enabled(&self, fifo: u8, is_enabled: bool) -> Result<(), Error> {
+        let fault = reg::RECEPTION + u64::from(fifo) * reg::FIFO + reg::FAULT;
+        // A FIFO that is disabled without a fault was not enabled. One with a fault has stopped.
+        if !is_enabled && self.page.read(fault)? == fault::NONE {
+            return Err(Error::ReceptionRefused { fifo });
+        }
+        self.page.await_mirror(fault)
     }
 
     /// Returns a FIFO that has memory.
@@ -328,7 +341,7 @@ impl Reception {
 
     /// Disables all FIFOs.
     pub(crate) fn disable_all(&mut self) -> Result<(), Error> {
-        self.set_enabled(self.enabled, false)
+        self.page.write(reg::RECEPTION_ENABLE, 0)
     }
 }
 

@@ -8,7 +8,8 @@ use nicforge_driver::{
 };
 use nicforge_hwi::{
     mu::{
-        BASE_ADDRESSES, DESCRIPTOR, INJECTION_FIFOS, NO_BASE_ADDRESS, RECEPTION_FIFOS, interrupt, reg, vector,
+        BASE_ADDRESSES, DESCRIPTOR, INJECTION_FIFOS, NO_BASE_ADDRESS, RECEPTION_FIFOS, atomic, interrupt,
+        reg, vector,
     },
     mu_packet::Descriptor,
 };
@@ -204,7 +205,8 @@ impl Subgroup {
     }
 
     /// Lets an injection FIFO begin anew, empty and enabled: after [`Error::Stopped`], or to
-    /// withdraw its descriptors. The unit may have begun with one of them. Sequence numbers go on.
+    /// withdraw its descriptors. The unit may have begun with one of them. Sequence numbers go on,
+    /// and those of withdrawn descriptors are not given again ([`Error::Withdrawn`]).
     ///
     /// # Errors
     /// [`Error::NotInitialised`], [`Error::NoSuch`]; errors of a trapped access.
@@ -216,7 +218,8 @@ impl Subgroup {
     /// names are `Kernel_RecFifoInit` and `Kernel_RecFifoEnable`.
     ///
     /// # Errors
-    /// [`Error::NoSuch`], [`Error::FifoMemory`]; as [`Subgroup::memory`].
+    /// [`Error::NoSuch`], [`Error::FifoMemory`]; as [`Subgroup::memory`] and
+    /// [`Subgroup::set_reception_enabled`].
     pub fn open_reception(&mut self, fifo: u8, bytes: u64) -> Result<(), Error> {
         reception::check_fifo_number(fifo)?;
         let memory = self.memory(usize::try_from(bytes).unwrap_or(usize::MAX).max(1))?;
@@ -240,10 +243,12 @@ impl Subgroup {
     }
 
     /// Enables or disables the reception FIFOs of these bits. Packets for a disabled one are
-    /// dropped. The public names are `Kernel_RecFifoEnable` and `Kernel_RecFifoDisable`.
+    /// dropped. The others stay as they are, also those that the unit has stopped. The public names
+    /// are `Kernel_RecFifoEnable` and `Kernel_RecFifoDisable`.
     ///
     /// # Errors
-    /// Errors of a trapped access.
+    /// [`Error::ReceptionRefused`] for a FIFO that the kernel has disabled; errors of a trapped
+    /// access.
     pub fn set_reception_enabled(&mut self, fifos: u8, enabled: bool) -> Result<(), Error> {
         self.reception.set_enabled(fifos, enabled)
     }
@@ -252,9 +257,13 @@ impl Subgroup {
     /// ([`crate::store_address`]). The public name is `MUSPI_SetBaseAddress`.
     ///
     /// # Errors
-    /// [`Error::NoSuch`]; errors of a trapped access.
+    /// [`Error::NoSuch`], [`Error::BaseAddressTooHigh`]; errors of a trapped access.
     pub fn set_base_address(&mut self, entry: u8, address: u64) -> Result<(), Error> {
         let index = self.base_address_index(entry)?;
+        // The unit refuses bits above the indicator of an operation.
+        if address != NO_BASE_ADDRESS && address >= atomic::INDICATOR << 1 {
+            return Err(Error::BaseAddressTooHigh { address });
+        }
         self.page.write(reg::BASE_ADDRESS + 8 * u64::from(entry), address)?;
         self.base_addresses[index] = address;
         Ok(())

@@ -102,6 +102,12 @@ impl BarrierNetwork {
         self.lines.changes
     }
 
+    /// Returns whether the node has entered a barrier of a class that is not complete; false if the
+    /// class does not exist.
+    pub(super) fn has_entered(&self, class: u8) -> bool {
+        usize::from(class) < CLASSES && self.barriers.is_entered(class.into())
+    }
+
     /// Returns the number of completed barriers of a class; 0 if it does not exist.
     pub(super) fn completed(&self, class: u8) -> u64 {
         if usize::from(class) < CLASSES { self.barriers.completed(class.into()) } else { 0 }

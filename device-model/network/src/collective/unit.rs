@@ -248,6 +248,12 @@ impl CollectiveUnit {
         self.barriers.line_changes()
     }
 
+    /// Returns whether the node has entered a barrier of a class that is not complete; false if the
+    /// class does not exist.
+    pub fn has_entered_barrier(&self, class: u8) -> bool {
+        self.barriers.has_entered(class)
+    }
+
     /// Returns the number of completed barriers of a class; 0 if it does not exist.
     pub fn barriers_completed(&self, class: u8) -> u64 {
         self.barriers.completed(class)

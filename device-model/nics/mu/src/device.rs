@@ -51,6 +51,7 @@ impl MessageUnit {
             nodes: network.nodes(),
             coordinates: here.map_or(0, |here| pack(here.iter().copied())),
             last_coordinates: pack(last),
+            shape: *torus,
             tenants: site.tenants.clone(),
             max_reference: site.options.max_reference(),
         };

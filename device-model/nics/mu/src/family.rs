@@ -9,7 +9,7 @@
 //! mu_mhz = 800                  # clock of the Message Unit; 0: its work takes no time
 //! network_mhz = 500             # clock of the collective logic; 0: its work takes no time
 //! latency_ns = 500              # from a descriptor to its first packet; 0: none
-//! memory_mbytes_s = 0           # what the Message Unit reads and writes in memory; 0: no limit
+//! memory_mbytes_s = 0           # bandwidth of memory for the unit; 0: no limit; needs mu_mhz
 //! protocol_bytes = 24           # of the link protocol with each packet, on links with a bandwidth
 //! collective_cycles = 6         # of the collective logic between two packets; 0: none
 //! order = "ABCDE"               # order of the dimensions of deterministic packets
@@ -183,6 +183,11 @@ impl NetworkSection {
     fn times(&self) -> Result<Times, SectionError> {
         let default = Times::default();
         let memory = range_or("memory_mbytes_s", self.memory_mbytes_s.as_ref(), (0, MAX_MEMORY_RATE), 0)?;
+        let has_clock = self.mu_mhz.as_ref().is_some_and(|mhz| *mhz.get_ref() > 0);
+        if let Some(rate) = self.memory_mbytes_s.as_ref().filter(|_| memory > 0 && !has_clock) {
+            let expected = "0, or a clock as well, such as mu_mhz = 800: without one, memory takes no time";
+            return Err(nicforge_family::refuse_value("memory_mbytes_s", rate, expected));
+        }
         let (bytes, cycles) = (self.protocol_bytes.as_ref(), self.collective_cycles.as_ref());
         let byte_range = (0, MAX_PROTOCOL_BYTES);
 
@@ -370,6 +375,8 @@ mod tests {
             ("torus = [2]\nsubgroups = 0", "1 to 64"),
             ("torus = [2]\nsubgroups = 65", "1 to 64"),
             ("torus = [2]\nmu_mhz = 20000", "0 to 10000"),
+            ("torus = [2]\nmemory_mbytes_s = 25000", "mu_mhz"),
+            ("torus = [2]\nmu_mhz = 0\nmemory_mbytes_s = 25000", "mu_mhz"),
             ("torus = [2]\norder = \"ABCD\"", "each letter"),
             ("torus = [2]\norder = \"ABCDD\"", "each letter"),
             ("torus = [2]\norder = \"ABCDF\"", "each letter"),

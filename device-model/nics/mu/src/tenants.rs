@@ -2,7 +2,8 @@
 //!
 //! A packet can be on its way, or wait in a network FIFO, while the client that it is for leaves
 //! and another one comes. So each message to one node carries the number of the tenant that its
-//! target had when its descriptor was fetched, and a receiver drops packets with another number. On
+//! target had when its descriptor was fetched, and a receiver drops packets with another number.
+//! For the descriptors of a remote get, it is the number when the requester's unit read them. On
 //! Blue Gene/Q, the kernel drains the network between two jobs instead.
 //!
 //! In: clients that come and go. Out: numbers. May touch: a table that the devices of a network

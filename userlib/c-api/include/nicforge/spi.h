@@ -651,6 +651,7 @@ extern "C" {
 
 /*
  Prepares a barrier of a class route. Its route is set by Kernel_SetGlobalInterruptClassRoute.
+ An earlier barrier of the class route is forgotten.
 
  # Safety
  `GIBarrier` is NULL or valid.
@@ -658,7 +659,8 @@ extern "C" {
 int32_t MUSPI_GIBarrierInit(struct MUSPI_GIBarrier_t *GIBarrier, uint32_t classRouteId);
 
 /*
- Enters a barrier for this node. It does not wait.
+ Enters a barrier for this node. It does not wait. Returns -EACCES if the class route has no part
+ of this node, or is the system's.
 
  # Safety
  `GIBarrier` is NULL, or from MUSPI_GIBarrierInit.
@@ -683,7 +685,7 @@ int32_t MUSPI_GIBarrierPoll(struct MUSPI_GIBarrier_t *GIBarrier);
 int32_t MUSPI_GIBarrierPollWithTimeout(struct MUSPI_GIBarrier_t *GIBarrier, uint64_t timeoutInCycles);
 
 /*
- Enters a barrier, and waits until it is complete.
+ Enters a barrier, and waits until it is complete. Returns -EACCES as MUSPI_GIBarrierEnter.
 
  # Safety
  `GIBarrier` is NULL, or from MUSPI_GIBarrierInit.
@@ -692,7 +694,7 @@ int32_t MUSPI_GIBarrierEnterAndWait(struct MUSPI_GIBarrier_t *GIBarrier);
 
 /*
  Enters a barrier, and waits until it is complete, at most `timeoutInCycles` cycles of 1.6 GHz.
- Returns 0, or -EAGAIN when the barrier is not complete.
+ Returns 0, -EAGAIN when the barrier is not complete, or -EACCES as MUSPI_GIBarrierEnter.
 
  # Safety
  `GIBarrier` is NULL, or from MUSPI_GIBarrierInit.
@@ -942,7 +944,8 @@ uint64_t MUSPI_InjFifoInjectMultiple(struct MUSPI_InjFifo_t *injfifo, void *desc
 
 /*
  Returns 1 when the descriptor with this sequence number is done, and 0 when it is not. Returns a
- negative error number when the unit has stopped the FIFO: the descriptor will never be done.
+ negative error number when the unit has stopped the FIFO, and -ECANCELED when
+ nicforge_spi_restart has withdrawn the descriptor: it will never be done.
 
  # Safety
  `injfifo` is NULL, or from MUSPI_IdToInjFifo.
@@ -958,7 +961,8 @@ int32_t MUSPI_CheckDescComplete(struct MUSPI_InjFifo_t *injfifo, uint64_t desc_c
 uint64_t MUSPI_getHwFreeSpace(struct MUSPI_InjFifo_t *injfifo);
 
 /*
- Restarts an injection FIFO, empty and active, after the unit has stopped it.
+ Restarts an injection FIFO, empty and active, after the unit has stopped it. The sequence
+ numbers of later descriptors go on behind those of the withdrawn ones.
 
  # Safety
  `injfifo` is NULL, or from MUSPI_IdToInjFifo.

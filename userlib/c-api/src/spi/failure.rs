@@ -18,8 +18,13 @@ pub(super) fn failure(error: Error) -> Failure {
         | Error::Batch { .. }
         | Error::TooManyRanges { .. }
         | Error::ClassRoute { .. }
+        | Error::ClassRouteRefused { .. }
+        | Error::BaseAddressTooHigh { .. }
         | Error::Descriptor(_) => libc::EINVAL,
-        Error::LineRefused { .. } => libc::EACCES,
+        Error::LineRefused { .. } | Error::ReceptionRefused { .. } | Error::BarrierRefused { .. } => {
+            libc::EACCES
+        }
+        Error::Withdrawn { .. } => libc::ECANCELED,
         Error::AddressTooHigh { .. } => libc::EFAULT,
         Error::NoHandler { .. } => libc::ENOMSG,
         _ => libc::EIO,

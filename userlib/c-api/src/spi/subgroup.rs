@@ -141,14 +141,26 @@ impl Inner {
         })
     }
 
+    /// Opens the barrier of a class route, in place of an earlier one.
+    pub(super) fn init_barrier(&mut self, class: u64) -> Result<(), Failure> {
+        let slot = barrier_slot(&mut self.barriers, class)?;
+        *slot = Some(self.subgroup.barrier(class as u8).map_err(failure)?);
+        Ok(())
+    }
+
     /// Returns the subgroup and its barrier of a class route, which the first call opens.
     pub(super) fn barrier(&mut self, class: u64) -> Result<(&mut Subgroup, &mut Barrier), Failure> {
-        let slot = usize::try_from(class).ok().and_then(|class| self.barriers.get_mut(class));
-        let slot = slot.ok_or_else(|| invalid(format!("there is no class route {class}")))?;
+        let slot = barrier_slot(&mut self.barriers, class)?;
         let barrier = match slot {
             Some(barrier) => barrier,
             None => slot.insert(self.subgroup.barrier(class as u8).map_err(failure)?),
         };
         Ok((&mut self.subgroup, barrier))
     }
+}
+
+/// Returns the place of the barrier of a class route.
+fn barrier_slot(barriers: &mut [Option<Barrier>], class: u64) -> Result<&mut Option<Barrier>, Failure> {
+    let slot = usize::try_from(class).ok().and_then(|class| barriers.get_mut(class));
+    slot.ok_or_else(|| invalid(format!("there is no class route {class}")))
 }

@@ -398,8 +398,38 @@ fn a_node_knows_its_coordinates_and_waits_in_a_barrier() {
     assert_eq!(call!(MUSPI_GIBarrierPoll(&mut barrier)), -libc::EAGAIN);
     assert_eq!(call!(MUSPI_GIBarrierPollWithTimeout(&mut barrier, SECOND / 100)), -libc::EAGAIN);
     assert_eq!(call!(MUSPI_GIBarrierEnter(&mut barrier)), -libc::EBUSY);
+
+    // A barrier that is prepared again begins anew.
+    assert_eq!(call!(Kernel_SetGlobalInterruptClassRoute(3, &mut this_node)), 0, "{}", last_text());
+    assert_eq!(call!(MUSPI_GIBarrierInit(&mut barrier, 3)), 0);
+    assert_eq!(
+        call!(MUSPI_GIBarrierEnterAndWaitWithTimeout(&mut barrier, 20 * SECOND)),
+        0,
+        "{}",
+        last_text()
+    );
     assert_eq!(Kernel_DeallocateGlobalInterruptClassRoute(3), 0);
     drop(session);
+}
+
+#[test]
+fn a_barrier_that_the_unit_refuses_is_an_error() {
+    let session = Session::new();
+    let mut barrier = MUSPI_GIBarrier_t { classRouteId: 0, owner: std::ptr::null() };
+    assert_eq!(call!(MUSPI_GIBarrierInit(&mut barrier, 7)), 0, "{}", last_text());
+    assert_eq!(call!(MUSPI_GIBarrierEnter(&mut barrier)), -libc::EACCES);
+    assert_eq!(call!(MUSPI_GIBarrierEnterAndWaitWithTimeout(&mut barrier, SECOND / 100)), -libc::EACCES);
+    assert_eq!(call!(MUSPI_GIBarrierEnterAndWait(&mut barrier)), -libc::EACCES);
+    drop(session);
+}
+
+#[test]
+fn base_addresses_and_class_routes_that_the_unit_refuses_are_errors() {
+    let mut session = Session::new();
+    assert_eq!(call!(MUSPI_SetBaseAddress(&mut session.table, 0, 1 << 37)), -libc::EINVAL);
+    let mut two_outputs = ClassRoute_t { input: 1, output: 3 << 10 };
+    assert_eq!(call!(Kernel_SetGlobalInterruptClassRoute(3, &mut two_outputs)), -libc::EINVAL);
+    assert_eq!(call!(Kernel_SetCollectiveClassRoute(3, &mut two_outputs)), -libc::EINVAL);
 }
 
 #[test]

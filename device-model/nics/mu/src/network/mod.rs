@@ -367,6 +367,11 @@ impl NetworkUnit {
         self.collective.enter_barrier(class)
     }
 
+    /// Returns whether the node has entered a barrier of a class that is not complete.
+    pub(crate) fn has_entered_barrier(&self, class: u8) -> bool {
+        self.collective.has_entered_barrier(class)
+    }
+
     /// Returns the number of completed barriers of a class; 0 if it does not exist.
     pub(crate) fn completed_barriers(&self, class: u8) -> u64 {
         self.collective.barriers_completed(class)

@@ -152,7 +152,7 @@ impl Unit {
             }
 
             PageRegister::BaseAddress(entry) => Ok(subgroup.base_addresses[entry]),
-            PageRegister::BarrierControl(_) => Err(WRITE_ONLY),
+            PageRegister::BarrierControl(class) => Ok(network.has_entered_barrier(class).into()),
             PageRegister::BarrierStatus(class) => Ok(network.completed_barriers(class)),
             PageRegister::GlobalInterruptControl(class) => Ok(network.lines(class).own.into()),
             PageRegister::GlobalInterruptStatus(class) => Ok(network.lines(class).all.into()),
@@ -337,7 +337,11 @@ impl Unit {
                 // A packet that waits for a FIFO which is no longer for gets must be dropped.
                 self.reception_waits.wake_all();
             }
-            SubgroupRegister::ReceptionEnable => self.enable_reception(subgroup_id, value),
+            SubgroupRegister::ReceptionEnable => {
+                let denied = self.control.denied_receptions.get(usize::from(subgroup_id));
+                let permitted = value & !u64::from(denied.copied().unwrap_or(0));
+                self.enable_reception(subgroup_id, permitted);
+            }
             SubgroupRegister::InjectionThreshold => subgroup.thresholds.injection = value,
             SubgroupRegister::ReceptionThreshold => subgroup.thresholds.reception = value,
             SubgroupRegister::IsEnabled | SubgroupRegister::InterruptStatus => return Err(READ_ONLY),

@@ -5,8 +5,8 @@
 
 use nicforge_hwi::{
     mu::{
-        CHUNK, DESCRIPTOR, GROUPS, INJECTION_FIFOS, RECEPTION_FIFOS, SUBGROUPS_OF_GROUP, SYSTEM_GROUP,
-        interrupt,
+        CHUNK, DESCRIPTOR, GROUPS, INJECTION_FIFOS, RECEPTION_FIFOS, SUBGROUPS, SUBGROUPS_OF_GROUP,
+        SYSTEM_GROUP, interrupt,
     },
     mu_dcr::{
         BARRIER_INT_EN, GI_INT_EN_SHIFT, IME_ENABLE, IMFIFO_RGET, IMFIFO_SYSTEM, IMFIFO_THOLD_INT_EN,
@@ -36,6 +36,9 @@ pub(crate) struct Control {
     pub(crate) barrier_interrupts: u16,
     /// The kernel's thresholds, which new clients begin with.
     pub(crate) thresholds: Thresholds,
+    /// Reception FIFOs of each subgroup that the kernel has disabled, one bit for each. No client
+    /// enables them before the kernel has done so.
+    pub(crate) denied_receptions: [u8; SUBGROUPS as usize],
 }
 
 impl Control {
@@ -48,6 +51,7 @@ impl Control {
             system_barriers: 0,
             barrier_interrupts: 0,
             thresholds: Thresholds::default(),
+            denied_receptions: [0; SUBGROUPS as usize],
         }
     }
 }
@@ -189,6 +193,16 @@ impl Unit {
         true
     }
 
+    /// Records the reception FIFOs of a subgroup that the kernel denies its clients, from the bits
+    /// that it enables. Those that it disables are denied. A FIFO that is disabled already stays as
+    /// it is: the kernel writes the register of four subgroups to change one of them.
+    fn deny_receptions(&mut self, subgroup_id: u16, enabled: u64) {
+        let before = self.subgroups.get(subgroup_id).map_or(0, Subgroup::enabled_reception);
+        if let Some(denied) = self.control.denied_receptions.get_mut(usize::from(subgroup_id)) {
+            *denied = (*denied | before as u8) & !(enabled as u8);
+        }
+    }
+
     /// Sets the thresholds of all subgroups that have clients.
     fn set_thresholds(&mut self) {
         for subgroup_id in self.subgroups.present() {
@@ -207,12 +221,16 @@ impl Unit {
         of_group.fold(0, |bits, of_subgroup| bits | of_subgroup)
     }
 
-    /// Writes a register of a group. The bits of subgroups without a client have no effect.
+    /// Writes a register of a group. Of subgroups without a client, only their denied reception
+    /// FIFOs change.
     fn write_group(&mut self, register: GroupRegister, group: u16, value: u64) {
         let mask = (1 << register.width()) - 1;
         for index in 0..SUBGROUPS_OF_GROUP {
             let subgroup_id = group * SUBGROUPS_OF_GROUP + index;
             let bits = value >> (index * register.width()) & mask;
+            if register == GroupRegister::Receptions {
+                self.deny_receptions(subgroup_id, bits);
+            }
             let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { continue };
 
             match register {

@@ -26,6 +26,7 @@ use super::{
     message::{Kind, Message, PayloadSource, Rejected},
     ranges::Access,
     reference::{self, CHECK_DELAY, MAX_MAPPINGS, PayloadPlace, Reference},
+    stamps,
     subgroup::{Injection, InjectionFifo, owner_of},
 };
 use crate::network::NetworkUnit;
@@ -140,7 +141,7 @@ impl Unit {
         let subgroup = self.subgroups.get_mut(subgroup_id)?;
         let owner = subgroup.owner();
         let InjectionFifo { ring, view, template, .. } = &mut subgroup.injection[index];
-        let head = ring.head;
+        let (head, is_for_gets) = (ring.head, subgroup.remote_get >> index & 1 == 1);
 
         let mut descriptor = Descriptor::default();
         let mut memory = Memory { context, ranges: &self.control.ranges };
@@ -151,7 +152,8 @@ impl Unit {
 
         match Message::new(&descriptor, template, network, owner.is_system) {
             Ok(mut message) => {
-                message.set_mark(self.identity.mark_on(message.route, message.header()));
+                let header = &descriptor.packet_header;
+                message.set_mark(self.identity.mark_of(message.route, header, is_for_gets));
                 message.ready = self.timing.ready_time(context.now());
                 Some(message)
             }
@@ -316,13 +318,21 @@ impl Unit {
         padding.fill(0);
 
         match message.source {
-            PayloadSource::Memory(address) => match self.subgroups.get_mut(subgroup_id) {
-                Some(subgroup) => {
-                    let view = &mut subgroup.injection[index].payload_view;
-                    memory.read_by(view, owner, address, payload).map_err(NotMade::memory)
+            PayloadSource::Memory(address) => {
+                let read = match self.subgroups.get_mut(subgroup_id) {
+                    Some(subgroup) => {
+                        let view = &mut subgroup.injection[index].payload_view;
+                        memory.read_by(view, owner, address, payload)
+                    }
+                    None => memory.read(owner, address, payload),
+                };
+                read.map_err(NotMade::memory)?;
+
+                if message.kind == Kind::Get && stamps::are_possible(message.header()) {
+                    self.identity.stamp(payload);
                 }
-                None => memory.read(owner, address, payload).map_err(NotMade::memory),
-            },
+                Ok(())
+            }
             PayloadSource::Atomic { address, operation } => {
                 let value =
                     atomic::load(&mut memory, owner, address, operation).map_err(|error| match error {

@@ -238,6 +238,12 @@ pub(crate) struct KnownTemplate<'a> {
 }
 
 impl<'a> KnownTemplate<'a> {
+    /// Returns the kind of its messages.
+    #[inline]
+    pub(crate) fn kind(&self) -> Kind {
+        self.template.kind
+    }
+
     /// Returns the route of its messages; `None` if nothing is sent.
     #[inline]
     pub(crate) fn route(&self) -> Option<Route> {

@@ -19,6 +19,7 @@
 //! | `deposits` | packets for one reception FIFO that follow each other |
 //! | `receive`, `waits` | the reception engines, and the FIFOs in memory that they wait for |
 //! | `put`, `drops` | direct puts, and packets that are dropped |
+//! | `stamps` | the tenants that the descriptors of remote gets are for |
 //! | `memory`, `view`, `atomic`, `reference` | client memory, and packets that refer to it |
 //! | `timing` | the time that engines take |
 //! | `barriers`, `globals` | the subgroups that wait for barriers, and global interrupts |
@@ -50,6 +51,7 @@ mod reference;
 mod registers;
 mod ring;
 mod rows;
+mod stamps;
 mod subgroup;
 mod subgroups;
 mod timing;
@@ -66,6 +68,7 @@ use nicforge_hwi::{
     mu_packet::{CLASSES, PacketHeader, packet_type},
 };
 use nicforge_kit::Clock;
+use nicforge_network::shape::Torus;
 
 use self::{
     active::{ActiveFifos, Random},
@@ -82,7 +85,7 @@ use self::{
 };
 use crate::{
     config::Times,
-    network::{NetworkUnit, Route},
+    network::NetworkUnit,
     tenants::{self, Tenants},
 };
 
@@ -97,6 +100,8 @@ pub(crate) struct Identity {
     pub(crate) coordinates: u32,
     /// Highest coordinate of each dimension of the network, in one word.
     pub(crate) last_coordinates: u32,
+    /// The compute nodes of the network.
+    pub(crate) shape: Torus,
     /// Numbers of the tenants of all nodes.
     pub(crate) tenants: Tenants,
     /// Maximum number of bytes of client memory that a packet can refer to, or 0.
@@ -118,14 +123,6 @@ impl Identity {
             }
             _ => tenants::mark(tenant(unit.get_fifo() / INJECTION_FIFOS), 0),
         }
-    }
-
-    /// Returns the mark of packets with this header on a route, or 0 if they are not for one
-    /// compute node.
-    #[inline]
-    fn mark_on(&self, route: Option<Route>, header: &PacketHeader) -> u16 {
-        let target = route.and_then(Route::target);
-        target.map_or(0, |target| self.mark_at(target, header))
     }
 }
 

@@ -116,16 +116,18 @@ impl Subgroup {
         self.page.publish(reg::INTERRUPT_STATUS, self.interrupts.status);
     }
 
-    /// Publishes the registers of an injection FIFO. The head and the count come last, after the
-    /// free space that belongs to them.
+    /// Publishes the registers of an injection FIFO. The head and the count come after the free
+    /// space that belongs to them. A fault comes last: software that sees it must also see the
+    /// count of the descriptors before it, so that it takes none of these for one that was not
+    /// done.
     fn publish_injection(&mut self, index: usize) {
         let base = reg::INJECTION + index as u64 * reg::FIFO;
         let fifo = &self.injection[index];
-        self.page.publish(base + reg::FAULT, fifo.fault);
         self.page.publish(base + reg::TAIL, fifo.ring.tail);
         self.page.publish(base + reg::FREE_SPACE, fifo.ring.free());
         self.page.publish(base + reg::HEAD, fifo.ring.head);
         self.page.publish(base + reg::DESCRIPTOR_COUNT, fifo.descriptors_done);
+        self.page.publish(base + reg::FAULT, fifo.fault);
     }
 
     /// Publishes the registers of a reception FIFO. The tail comes after the free space that

@@ -35,7 +35,7 @@ pub(crate) enum PageRegister {
     Subgroup(SubgroupRegister),
     /// The entry of the base address table with this index.
     BaseAddress(usize),
-    /// Enters a barrier of this class.
+    /// Enters a barrier of this class, and says whether the node is in one.
     BarrierControl(u8),
     /// The number of completed barriers of this class.
     BarrierStatus(u8),

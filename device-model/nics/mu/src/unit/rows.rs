@@ -24,7 +24,7 @@ use zerocopy::IntoBytes;
 use super::{
     Identity, Unit, engine_after,
     inject::subgroup_and_index,
-    message::{KnownTemplate, Message, PayloadRange},
+    message::{Kind, KnownTemplate, Message, PayloadRange},
     ranges::{Access, Permission},
     ring::Ring,
     subgroup::{Injection, InjectionFifo, owner_of},
@@ -50,6 +50,10 @@ struct RowSender<'a> {
     /// The last message whose descriptor was checked, if there is one.
     last_checked: Option<CheckedMessage>,
     is_system: bool,
+    /// The FIFO is for remote gets, so that its descriptors can have stamps.
+    is_for_gets: bool,
+    /// The messages are remote gets, whose descriptors get stamps.
+    is_of_gets: bool,
     /// Bytes of payload sent.
     bytes_sent: u64,
 }
@@ -140,6 +144,9 @@ impl RowSender<'_> {
             ports.recycle(packet);
             return None;
         }
+        if self.is_of_gets {
+            self.identity.stamp(&mut payload[..bytes]);
+        }
 
         self.ring.consume(DESCRIPTOR);
         self.bytes_sent += bytes as u64;
@@ -154,8 +161,10 @@ impl RowSender<'_> {
             return None;
         }
 
-        let mut message = self.template.message(&zerocopy::transmute!(words))?;
-        message.set_mark(self.identity.mark_on(message.route, message.header()));
+        let descriptor: Descriptor = zerocopy::transmute!(words);
+        let mut message = self.template.message(&descriptor)?;
+        let header = &descriptor.packet_header;
+        message.set_mark(self.identity.mark_of(message.route, header, self.is_for_gets));
         Some(message)
     }
 
@@ -168,7 +177,7 @@ impl RowSender<'_> {
         let PayloadRange { bytes, .. } = template.single_packet_payload(&descriptor)?;
 
         // The mark names the tenant that the packet is for.
-        let mark = self.identity.mark_on(Some(self.route), &descriptor.packet_header);
+        let mark = self.identity.mark_of(Some(self.route), &descriptor.packet_header, self.is_for_gets);
         let header = zerocopy::transmute!(template.single_packet_header(&descriptor, mark));
         self.last_checked = Some(CheckedMessage { words, header, payload_bytes: bytes });
         Some(())
@@ -190,6 +199,9 @@ impl RowSender<'_> {
         if !self.payloads.read(address, &mut payload[..bytes]) {
             ports.recycle(packet);
             return None;
+        }
+        if self.is_of_gets {
+            self.identity.stamp(&mut payload[..bytes]);
         }
 
         self.in_service = None;
@@ -226,6 +238,7 @@ impl Unit {
         let (subgroup_id, index) = subgroup_and_index(fifo);
         let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return NONE };
         let is_system = owner_of(subgroup_id).is_system;
+        let is_for_gets = subgroup.remote_get >> index & 1 == 1;
         let InjectionFifo { ring, template, view, payload_view, state, .. } = &mut subgroup.injection[index];
         let Some(template) = template.known() else { return NONE };
         let Some(route) = template.route() else { return NONE };
@@ -258,6 +271,8 @@ impl Unit {
             identity: &self.identity,
             last_checked: None,
             is_system,
+            is_for_gets,
+            is_of_gets: template.kind() == Kind::Get,
             bytes_sent: 0,
         };
 

@@ -1,11 +1,13 @@
 //! Atomic operations on payloads and targets.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use nicforge_hwi::mu::{
     atomic::{self, AT_BOUND, load, store},
     fault, reg,
 };
 
-use crate::common::{COUNTERS, DATA, PAYLOAD, Rig, User, Way};
+use crate::common::{COUNTERS, DATA, MEMORY, PAYLOAD, Rig, User, Way};
 
 const WAY: Way = Way { from: 0, to: 1 };
 /// The word of an operation. The words before and after it are its bounds.
@@ -100,4 +102,35 @@ fn an_offset_chooses_the_word_of_an_atomic_entry() {
     }
     rig.until(|_| users[1].read64(COUNTERS + 16) == 0);
     assert_eq!([0, 64, 72].map(|offset| users[1].read64(DATA + offset)), [0, 10, 0]);
+}
+
+#[test]
+fn reception_counters_are_decremented_atomically() {
+    const PUTS: u64 = 20_000;
+    const BYTES: u64 = 8;
+
+    let (mut rig, mut users) = Rig::pair();
+    let counter = users[1].memory.u64(COUNTERS - MEMORY).unwrap();
+    let is_over = AtomicBool::new(false);
+    let added = std::thread::scope(|scope| {
+        let adder = scope.spawn(|| {
+            let mut added = 0_u64;
+            while !is_over.load(Ordering::Acquire) {
+                counter.fetch_add(3, Ordering::AcqRel);
+                added += 3;
+            }
+            added
+        });
+
+        for put in 1..=PUTS {
+            users[0].inject(&mut rig.bed, 0, &WAY.put(0, 0, 0, PAYLOAD, BYTES as usize));
+            if put.is_multiple_of(32) {
+                rig.until(|_| users[0].done(0) == put);
+            }
+        }
+        rig.until(|rig| rig.counter(1, "put_packets") == PUTS);
+        is_over.store(true, Ordering::Release);
+        adder.join().unwrap()
+    });
+    assert_eq!(counter.load(Ordering::Acquire), added.wrapping_sub(PUTS * BYTES));
 }

@@ -57,6 +57,21 @@ fn a_barrier_completes_when_all_nodes_have_entered() {
 }
 
 #[test]
+fn a_node_can_read_whether_it_is_in_a_barrier() {
+    let (mut rig, _kernels, mut users) = class();
+    let later = rig.user(0, 1);
+    users[0].post(&mut rig.bed, CONTROL, 1);
+    let of_all = |rig: &mut Rig| [&users[0], &later, &users[1]].map(|user| user.get(&mut rig.bed, CONTROL));
+    assert_eq!(of_all(&mut rig), [1, 1, 0], "all subgroups of the node see it");
+    users[1].set(&mut rig.bed, CONTROL, 1);
+    rig.settle();
+    assert_eq!(of_all(&mut rig), [0; 3]);
+
+    users[0].set(&mut rig.bed, reg::BARRIER_CONTROL, 1);
+    assert_eq!(users[0].get(&mut rig.bed, reg::BARRIER_CONTROL), 0, "class 0 has no route");
+}
+
+#[test]
 fn a_client_that_comes_later_sees_the_number_of_barriers() {
     let (mut rig, kernels, mut users) = class();
     kernels[0].set_control(&mut rig.bed, BARRIER_INT_EN, 1 << CLASS);

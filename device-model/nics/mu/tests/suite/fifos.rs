@@ -3,6 +3,7 @@
 use nicforge_hwi::{
     mu::{DESCRIPTOR, interrupt, reg, vector},
     mu_dcr::{ICSRAM_RGET_FIFO_FULL, IME_ENABLE, IMU_THOLD, RMFIFO, RMU_THOLD, errors},
+    mu_packet::fifo_map,
 };
 use zerocopy::IntoBytes;
 
@@ -55,6 +56,34 @@ fn a_full_fifo_delays_no_message_that_comes_by_another_link() {
     put.packet_header.set_hint(0, false);
     users[0].inject(&mut rig.bed, 1, &put);
     rig.until(|_| users[1].read64(COUNTERS) == 0);
+}
+
+#[test]
+fn a_message_takes_the_other_network_fifo_of_its_map_when_one_is_blocked() {
+    const LENGTH: usize = 5000;
+
+    let (mut rig, mut users) = Rig::pair();
+    let mut flood = WAY.fifo(3, PAYLOAD, 3 * RECEPTION_BYTES as usize);
+    flood.torus_fifo_map = fifo_map::AM;
+    flood.packet_header.set_hint(0, true);
+    users[0].inject(&mut rig.bed, 0, &flood);
+    rig.settle();
+
+    // The link that leads up is free, so that the network FIFO alone holds the first message up.
+    let data = pattern(2, LENGTH);
+    users[0].write(PAYLOAD, &data);
+    users[1].write64(COUNTERS, 2 * LENGTH as u64);
+    for (fifo, map) in [(1, fifo_map::AM), (2, fifo_map::AM | fifo_map::AM >> 1)] {
+        let mut put = WAY.put(0, 0x1_0000 * (fifo as u64 - 1), 0, PAYLOAD, LENGTH);
+        put.torus_fifo_map = map;
+        put.packet_header.set_hint(0, false);
+        users[0].inject(&mut rig.bed, fifo, &put);
+    }
+    rig.until(|_| users[1].read64(COUNTERS) == LENGTH as u64);
+    rig.settle();
+    assert_eq!([users[0].done(1), users[0].done(2)], [0, 1]);
+    assert!(users[1].read(DATA + 0x1_0000, LENGTH) == data);
+    assert!(users[1].read(DATA, LENGTH).iter().all(|&byte| byte == 0));
 }
 
 #[test]

@@ -159,6 +159,50 @@ fn the_kernel_sees_and_sets_the_enables_of_subgroups() {
 }
 
 #[test]
+fn a_reception_fifo_that_the_kernel_has_disabled_stays_so() {
+    let (mut rig, mut users) = Rig::pair();
+    let kernel = rig.kernel(1);
+    // Of the enabled FIFOs 0 to 3, the kernel disables FIFO 2.
+    kernel.set_control(&mut rig.bed, RMFIFO_EN, 0xb);
+    users[1].set(&mut rig.bed, reg::RECEPTION_ENABLE, 0xf);
+    assert_eq!(users[1].get(&mut rig.bed, reg::RECEPTION_ENABLE), 0xb);
+    users[0].inject(&mut rig.bed, 0, &WAY.fifo(2, PAYLOAD, 8));
+    rig.until(|_| users[1].shown(reg::DROPPED) == 1);
+
+    // The next client can't enable it either, and neither does a write of the kernel for others.
+    users[1].client.detach(&mut rig.bed);
+    users[1] = rig.user(1, 0);
+    assert_eq!(users[1].get(&mut rig.bed, reg::RECEPTION_ENABLE), 0xb);
+    kernel.set_control(&mut rig.bed, RMFIFO_EN, 0xa);
+    users[1].set(&mut rig.bed, reg::RECEPTION_ENABLE, 0xf);
+    assert_eq!(users[1].get(&mut rig.bed, reg::RECEPTION_ENABLE), 0xa);
+
+    // What the kernel enables again is the user's to disable and enable.
+    kernel.set_control(&mut rig.bed, RMFIFO_EN, 0xe);
+    for bits in [0, 0xf] {
+        users[1].set(&mut rig.bed, reg::RECEPTION_ENABLE, bits);
+    }
+    assert_eq!(users[1].get(&mut rig.bed, reg::RECEPTION_ENABLE), 0xe);
+
+    rig.bed.reset_function(rig.functions[1]).unwrap();
+    users[1].client.enable_bus_master(&mut rig.bed);
+    users[1].restart_ring();
+    users[1].set_up(&mut rig.bed);
+    assert_eq!(users[1].get(&mut rig.bed, reg::RECEPTION_ENABLE), 0xf);
+}
+
+#[test]
+fn the_kernel_can_permit_a_fifo_of_a_subgroup_without_client() {
+    let (mut rig, [_, receiver]) = Rig::pair();
+    let kernel = rig.kernel(1);
+    kernel.set_control(&mut rig.bed, RMFIFO_EN, 0);
+    receiver.client.detach(&mut rig.bed);
+    kernel.set_control(&mut rig.bed, RMFIFO_EN, 0x3);
+    let next = rig.user(1, 0);
+    assert_eq!(next.get(&mut rig.bed, reg::RECEPTION_ENABLE), 0x3);
+}
+
+#[test]
 fn engines_that_the_kernel_has_stopped_go_on_later() {
     let (mut rig, mut users) = Rig::pair();
     let kernels = [0, 1].map(|node| rig.kernel(node));

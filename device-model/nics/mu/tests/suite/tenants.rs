@@ -1,8 +1,13 @@
 //! Clients that leave and come: nothing of one reaches the next, and no other client is disturbed.
 
 use nicforge_core::{ids::AttachmentId, machine::Machine};
-use nicforge_hwi::mu::{FIRST_SUBGROUP, NO_BASE_ADDRESS, fault, reg};
+use nicforge_hwi::{
+    mu::{FIRST_SUBGROUP, NO_BASE_ADDRESS, fault, reg},
+    mu_dcr::IME_ENABLE,
+    mu_packet::Descriptor,
+};
 use nicforge_mu::Options;
+use zerocopy::IntoBytes;
 
 use crate::common::{COUNTERS, DATA, PAYLOAD, RECEPTION_BYTES, Rig, User, Way, pattern};
 
@@ -70,6 +75,66 @@ fn the_next_client_gets_no_packet_of_the_former_one() {
     // It gets the messages that begin from then on.
     sender.inject(&mut rig.bed, 0, &WAY.put(0, 0, 1, PAYLOAD, 512));
     rig.until(|_| next.read(DATA, 512) == pattern(1, LONG)[..512]);
+}
+
+/// Returns descriptors as the payload of a get.
+fn payload_of(descriptors: &[Descriptor]) -> Vec<u8> {
+    descriptors.iter().flat_map(|descriptor| descriptor.as_bytes().to_vec()).collect()
+}
+
+#[test]
+fn gets_of_a_former_client_do_not_change_its_successors_memory() {
+    const GETS: u64 = 4;
+    const PUTS: u64 = 4;
+    const BYTES: u64 = 64;
+
+    // The engines of node 1 are off, so that the descriptors wait in its FIFO.
+    let (mut rig, [mut former, mut target]) = Rig::pair();
+    let kernel = rig.kernel(1);
+    kernel.set_control(&mut rig.bed, IME_ENABLE, 0);
+    target.write(PAYLOAD, &pattern(3, BYTES as usize));
+    let back = Way { from: 1, to: 0 };
+    let puts: Vec<_> = (0..PUTS).map(|put| back.put(0, put * BYTES, 0, PAYLOAD, BYTES as usize)).collect();
+    former.write(PAYLOAD, &payload_of(&puts));
+    for _ in 0..GETS {
+        let mut get = WAY.get(6, PAYLOAD, 64 * PUTS as usize);
+        get.torus_fifo_map = 0x8000;
+        former.inject(&mut rig.bed, 0, &get);
+    }
+    rig.until(|rig| rig.counter(1, "get_packets") == GETS);
+
+    former.client.detach(&mut rig.bed);
+    let next = rig.user(0, 0);
+    next.write64(COUNTERS, GETS * PUTS * BYTES);
+    kernel.set_control(&mut rig.bed, IME_ENABLE, 0xffff);
+    rig.until(|_| target.done(6) == GETS * PUTS);
+    rig.settle();
+    assert!(next.read(DATA, (PUTS * BYTES) as usize).iter().all(|&byte| byte == 0));
+    assert_eq!(next.read64(COUNTERS), GETS * PUTS * BYTES);
+    assert_eq!(rig.counter(0, "stale"), GETS * PUTS);
+
+    // The owner of a FIFO for gets can put descriptors there too. They are for the present client.
+    target.set(&mut rig.bed, reg::REMOTE_GET, 1 << 5);
+    target.inject(&mut rig.bed, 5, &puts[0]);
+    rig.until(|_| next.read(DATA, BYTES as usize) == pattern(3, BYTES as usize));
+}
+
+#[test]
+fn gets_of_a_client_reach_it_in_spite_of_an_earlier_one() {
+    let (mut rig, [former, mut target]) = Rig::pair();
+    former.client.detach(&mut rig.bed);
+    let mut user = rig.user(0, 0);
+    target.write(PAYLOAD, &pattern(4, 5000));
+    user.write64(COUNTERS, 5000);
+    user.write(PAYLOAD, &payload_of(&[Way { from: 1, to: 0 }.put(0, 0, 0, PAYLOAD, 5000)]));
+    user.inject(&mut rig.bed, 0, &WAY.get(6, PAYLOAD, 64));
+    rig.until(|_| user.read64(COUNTERS) == 0);
+    assert!(user.read(DATA, 5000) == pattern(4, 5000));
+
+    // A put that the target sends by itself arrives as well.
+    user.write64(COUNTERS, 8);
+    target.inject(&mut rig.bed, 0, &Way { from: 1, to: 0 }.put(0, 0, 0, PAYLOAD, 8));
+    rig.until(|_| user.read64(COUNTERS) == 0);
 }
 
 #[test]
@@ -154,7 +219,7 @@ fn restart(rig: &mut Rig, mut user: User) -> User {
 fn a_function_reset_cleans_the_card() {
     let (mut rig, [sender, receiver]) = begin();
     let kernel = rig.kernel(0);
-    kernel.set_control(&mut rig.bed, nicforge_hwi::mu_dcr::IME_ENABLE, 0);
+    kernel.set_control(&mut rig.bed, IME_ENABLE, 0);
     for node in 0..2 {
         let function = rig.functions[node];
         rig.bed.reset_function(function).unwrap();
@@ -164,7 +229,7 @@ fn a_function_reset_cleans_the_card() {
         assert_eq!(user.shown(reg::IS_ENABLED), 0);
         assert_eq!(user.get(&mut rig.bed, reg::BASE_ADDRESS), NO_BASE_ADDRESS);
     }
-    assert_eq!(kernel.control(&mut rig.bed, nicforge_hwi::mu_dcr::IME_ENABLE), 0xffff);
+    assert_eq!(kernel.control(&mut rig.bed, IME_ENABLE), 0xffff);
 
     let mut sender = restart(&mut rig, sender);
     let receiver = restart(&mut rig, receiver);

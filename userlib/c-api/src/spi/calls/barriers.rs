@@ -17,6 +17,7 @@ use crate::{
 };
 
 /// Prepares a barrier of a class route. Its route is set by Kernel_SetGlobalInterruptClassRoute.
+/// An earlier barrier of the class route is forgotten.
 ///
 /// # Safety
 /// `GIBarrier` is NULL or valid.
@@ -28,7 +29,7 @@ pub unsafe extern "C" fn MUSPI_GIBarrierInit(GIBarrier: *mut MUSPI_GIBarrier_t, 
         let barrier = MUSPI_GIBarrier_t { classRouteId: classRouteId.into(), owner };
 
         // SAFETY: the pointer is that of an open subgroup.
-        unsafe { with_owner(owner, |inner| inner.barrier(barrier.classRouteId).map(drop)) }?;
+        unsafe { with_owner(owner, |inner| inner.init_barrier(barrier.classRouteId)) }?;
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(barrier) };
         Ok(())
@@ -49,10 +50,12 @@ unsafe fn with_barrier<R>(
     unsafe { with_owner(barrier.owner, |inner| call(inner, barrier.classRouteId)) }
 }
 
-/// Enters the barrier of a class route for this node.
+/// Enters the barrier of a class route for this node. A program may only poll afterwards, so a
+/// refusal of the unit is reported here.
 fn enter(inner: &mut Inner, class: u64) -> Result<(), Failure> {
     let (subgroup, barrier) = inner.barrier(class)?;
-    subgroup.enter(barrier).map_err(failure)
+    subgroup.enter(barrier).map_err(failure)?;
+    subgroup.check_entered(barrier).map_err(failure)
 }
 
 /// Waits until a barrier is complete, or the deadline has passed.
@@ -66,7 +69,8 @@ fn wait(inner: &mut Inner, class: u64, deadline: Deadline) -> Result<(), Failure
     }
 }
 
-/// Enters a barrier for this node. It does not wait.
+/// Enters a barrier for this node. It does not wait. Returns -EACCES if the class route has no part
+/// of this node, or is the system's.
 ///
 /// # Safety
 /// `GIBarrier` is NULL, or from MUSPI_GIBarrierInit.
@@ -103,7 +107,7 @@ pub unsafe extern "C" fn MUSPI_GIBarrierPollWithTimeout(
     guarded_status(|| unsafe { with_barrier(GIBarrier, poll) })
 }
 
-/// Enters a barrier, and waits until it is complete.
+/// Enters a barrier, and waits until it is complete. Returns -EACCES as MUSPI_GIBarrierEnter.
 ///
 /// # Safety
 /// `GIBarrier` is NULL, or from MUSPI_GIBarrierInit.
@@ -118,7 +122,7 @@ pub unsafe extern "C" fn MUSPI_GIBarrierEnterAndWait(GIBarrier: *mut MUSPI_GIBar
 }
 
 /// Enters a barrier, and waits until it is complete, at most `timeoutInCycles` cycles of 1.6 GHz.
-/// Returns 0, or -EAGAIN when the barrier is not complete.
+/// Returns 0, -EAGAIN when the barrier is not complete, or -EACCES as MUSPI_GIBarrierEnter.
 ///
 /// # Safety
 /// `GIBarrier` is NULL, or from MUSPI_GIBarrierInit.

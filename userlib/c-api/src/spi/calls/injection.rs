@@ -111,7 +111,8 @@ pub unsafe extern "C" fn MUSPI_InjFifoInjectMultiple(
 }
 
 /// Returns 1 when the descriptor with this sequence number is done, and 0 when it is not. Returns a
-/// negative error number when the unit has stopped the FIFO: the descriptor will never be done.
+/// negative error number when the unit has stopped the FIFO, and -ECANCELED when
+/// nicforge_spi_restart has withdrawn the descriptor: it will never be done.
 ///
 /// # Safety
 /// `injfifo` is NULL, or from MUSPI_IdToInjFifo.
@@ -141,7 +142,8 @@ pub unsafe extern "C" fn MUSPI_getHwFreeSpace(injfifo: *mut MUSPI_InjFifo_t) -> 
     available
 }
 
-/// Restarts an injection FIFO, empty and active, after the unit has stopped it.
+/// Restarts an injection FIFO, empty and active, after the unit has stopped it. The sequence
+/// numbers of later descriptors go on behind those of the withdrawn ones.
 ///
 /// # Safety
 /// `injfifo` is NULL, or from MUSPI_IdToInjFifo.
