@@ -108,8 +108,9 @@ const IDLE_TURN: u32 = 64;
 
 /// The message layer of a rank, on a packet device.
 ///
-/// Only [`MessageLayer::wait_until`] and [`MessageLayer::wait_until_drained`] wait. A program calls [`MessageLayer::advance`] often,
-/// also while it only sends: without it, neither acknowledgements nor credits move.
+/// Only [`MessageLayer::wait_until`] and [`MessageLayer::wait_until_drained`] wait. A program calls
+/// [`MessageLayer::advance`] often, also while it only sends: without it, neither acknowledgements
+/// nor credits move.
 #[derive(Debug)]
 pub struct MessageLayer<D> {
     device: D,
@@ -253,6 +254,9 @@ impl<D: PacketDevice> MessageLayer<D> {
 
     /// Ends the connections with processes that are gone, and returns their number. Messages in
     /// progress with them end with [`Error::PeerGone`].
+    ///
+    /// The last packets of a process may arrive after its end. A connection from which packets have
+    /// come since the last check is therefore kept until the next one.
     ///
     /// It makes at least one slow access to the device, so it belongs to the path of a program that
     /// waits. [`MessageLayer::wait_until`] calls it.

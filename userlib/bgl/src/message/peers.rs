@@ -72,7 +72,8 @@ impl State {
         Ok(())
     }
 
-    /// Ends the connections with processes that are gone. Returns their number.
+    /// Ends the connections with processes that are gone, and from which nothing has come since the
+    /// last call. Returns their number.
     pub(super) fn end_lost_connections<D: PacketDevice, C: Callbacks>(
         &mut self,
         device: &D,
@@ -84,17 +85,27 @@ impl State {
             return Ok(0);
         }
 
-        let mut lost = 0;
+        let (mut lost, mut kept) = (0, 0);
         for index in self.connections.indices() {
-            let Some(connection) = self.connections.get(index).filter(|connection| connection.is_open) else {
+            let Some(connection) = self.connections.get_mut(index).filter(|connection| connection.is_open)
+            else {
                 continue;
             };
-            if device.life(connection.rank)? != connection.life() {
+            let has_received = connection.take_received();
+            if device.life(connection.rank)? == connection.life() {
+                continue;
+            }
+
+            // The last packets of the process may still arrive.
+            if has_received {
+                kept += 1;
+            } else {
                 self.end_connection(index, callbacks);
                 lost += 1;
             }
         }
-        self.checked_at = Some(changes);
+
+        self.checked_at = (kept == 0).then_some(changes);
         Ok(lost)
     }
 

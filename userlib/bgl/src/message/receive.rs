@@ -41,6 +41,9 @@ impl State {
         };
 
         self.statistics.packets_received += 1;
+        if let Some(connection) = self.connections.get_mut(index) {
+            connection.mark_received();
+        }
         if self.dispatch(index, packet, &payload, callbacks).is_err() {
             self.statistics.malformed += 1;
         }
