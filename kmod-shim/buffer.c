@@ -81,6 +81,7 @@ struct shim_buffer *shim_buffer_new(struct shim *shim, u64 len)
 	INIT_LIST_HEAD(&buffer->node);
 	buffer->shim = shim;
 	buffer->len = len;
+	buffer->charged = len;
 	buffer->references = 1;
 	return buffer;
 }
@@ -114,7 +115,7 @@ static void shim_buffer_end(struct shim_buffer *buffer)
 		dma_free_coherent(dev, buffer->len, buffer->cpu, buffer->address);
 	else
 		shim_pin_end(buffer);
-	shim_uncharge(shim, buffer->len);
+	shim_uncharge(shim, buffer->charged);
 }
 
 /* Drops a reference; the last one frees the buffer. */
@@ -170,6 +171,17 @@ int shim_check_len(u64 len)
 
 /* ---- Coherent memory ---- */
 
+/*
+ * Returns the number of bytes that the DMA API allocates for a coherent
+ * buffer. Without an IOMMU that is a power of two of pages.
+ */
+static u64 shim_coherent_size(struct shim *shim, u64 len)
+{
+	if (shim->info_flags & NICFORGE_SHIM_INFO_IOMMU)
+		return len;
+	return (u64)PAGE_SIZE << get_order(len);
+}
+
 /* Allocates a buffer of coherent memory. */
 int shim_dma_alloc(struct shim *shim, struct nicforge_shim_dma_alloc *alloc)
 {
@@ -183,9 +195,10 @@ int shim_dma_alloc(struct shim *shim, struct nicforge_shim_dma_alloc *alloc)
 	buffer = shim_buffer_new(shim, alloc->len);
 	if (!buffer)
 		return -ENOMEM;
+	buffer->charged = shim_coherent_size(shim, buffer->len);
 
 	mutex_lock(&shim->dma.mutex);
-	ret = shim_charge(shim, buffer->len);
+	ret = shim_charge(shim, buffer->charged);
 	if (ret)
 		goto unlock;
 	/*
@@ -210,7 +223,7 @@ int shim_dma_alloc(struct shim *shim, struct nicforge_shim_dma_alloc *alloc)
 memory:
 	dma_free_coherent(dev, buffer->len, buffer->cpu, buffer->address);
 uncharge:
-	shim_uncharge(shim, buffer->len);
+	shim_uncharge(shim, buffer->charged);
 unlock:
 	mutex_unlock(&shim->dma.mutex);
 	kfree(buffer);

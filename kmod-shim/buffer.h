@@ -18,6 +18,7 @@
  * @handle: handle; 0 if it was freed
  * @references: number of references: one of the handle, one of each mapping
  * @len: length in bytes
+ * @charged: bytes that it counts in the account, at least @len
  * @live: the memory is allocated or pinned, and the function may access it
  * @cpu: coherent memory: kernel address; NULL for pinned memory
  * @address: coherent memory: DMA address
@@ -31,6 +32,7 @@ struct shim_buffer {
 	u32 handle;
 	unsigned int references;
 	u64 len;
+	u64 charged;
 	bool live;
 	void *cpu;
 	dma_addr_t address;

@@ -253,6 +253,7 @@ void shim_regions_teardown(struct shim *shim);
 /* irq.c */
 void shim_irqs_init(struct shim *shim);
 void shim_irqs_teardown(struct shim *shim);
+void shim_intx_restore(struct shim *shim);
 int shim_get_irq(struct shim *shim, struct nicforge_shim_irq *irq);
 int shim_bind_irq(struct shim *shim, const struct nicforge_shim_irq_bind *bind);
 int shim_unbind_irq(struct shim *shim,

@@ -424,6 +424,25 @@ static void shim_mask_msi(struct shim_vector *vector, bool mask)
 	spin_unlock_irq(&irqs->lock);
 }
 
+/*
+ * Makes the function's Interrupt Disable bit agree with its INTx vector after
+ * a reset. If the handler masks INTx when the PCI core has already saved the
+ * configuration space, the core restores it with INTx enabled. Called with
+ * irqs.mutex held.
+ */
+void shim_intx_restore(struct shim *shim)
+{
+	struct shim_irqs *irqs = &shim->irqs;
+	struct shim_vector *vector = irqs->vectors;
+
+	if (!vector || irqs->kind != NICFORGE_SHIM_IRQ_INTX ||
+	    !vector->bound || !shim_intx_is_maskable(shim))
+		return;
+	spin_lock_irq(&irqs->lock);
+	pci_intx(shim->pdev, !vector->masked);
+	spin_unlock_irq(&irqs->lock);
+}
+
 static void shim_mask_vector(struct shim_vector *vector, bool mask)
 {
 	if (vector->shim->irqs.kind == NICFORGE_SHIM_IRQ_INTX)

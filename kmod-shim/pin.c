@@ -165,12 +165,12 @@ static int shim_pin_add(struct shim_buffer *buffer,
 		return ret;
 
 	pin->count = shim_segments(&buffer->table, list, room);
-	pin->address = list[0].address;
 	ret = pin->count > room ? -ENOSPC : shim_buffer_add(buffer);
 	if (ret) {
 		shim_unmap_pages(buffer);
 		return ret;
 	}
+	pin->address = list[0].address;
 	pin->handle = buffer->handle;
 	return 0;
 }

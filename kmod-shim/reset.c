@@ -109,6 +109,7 @@ static int shim_try_reset(struct shim *shim)
 		 */
 		ret = pci_try_reset_function(shim->pdev);
 		WRITE_ONCE(shim->resetter, NULL);
+		shim_intx_restore(shim);
 		if (!ret) {
 			shim->resets++;
 			shim->dirty = false;
@@ -165,6 +166,7 @@ static void shim_reset_done(struct pci_dev *pdev)
 
 	if (READ_ONCE(shim->resetter) == current)
 		return;
+	shim_intx_restore(shim);
 	shim->resets++;
 	up_write(&shim->state);
 	mutex_unlock(&shim->irqs.mutex);

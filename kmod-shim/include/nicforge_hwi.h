@@ -1660,6 +1660,8 @@ struct nicforge_mu_packet_descriptor {
 #define NICFORGE_PCI_DEVICE_SEASTAR 0x5354
 /* Device id of the Message Unit and network of Blue Gene/Q. */
 #define NICFORGE_PCI_DEVICE_MU 0xb609
+/* Device id of the torus of Blue Gene/L. */
+#define NICFORGE_PCI_DEVICE_TORUS 0xb6a0
 /* PCI capability id "vendor specific". */
 #define NICFORGE_PCI_CAP_ID_VENDOR 0x09
 /* Value of AttachmentCapability::kind. */
@@ -2651,6 +2653,339 @@ struct nicforge_seastar_kernel_event {
  * the node. Gets that wait for its replies fail.
  */
 #define NICFORGE_SEASTAR_KERNEL_EVENT_NODE_DOWN 4
+
+/* ---- torus ---- */
+/*
+ * Number of cores of a node, and of FIFO groups. Attachment n is core n,
+ * and owns group n.
+ */
+#define NICFORGE_TORUS_CORES 2
+/*
+ * Attachment of the kernel, which alone may write device control
+ * registers.
+ */
+#define NICFORGE_TORUS_KERNEL 2
+/* Dimensions of the torus: X, Y, Z. */
+#define NICFORGE_TORUS_DIMENSIONS 3
+/* Ports of a node, which are links: X+, X-, Y+, Y-, Z+, Z-. */
+#define NICFORGE_TORUS_PORTS 6
+/*
+ * Maximum number of nodes of a machine. The real one has 65,536
+ * (presence has one word for each node).
+ */
+#define NICFORGE_TORUS_MAX_NODES 4096
+/*
+ * Bytes of a chunk, in which packets and FIFOs are counted:
+ * _BGL_TORUS_SIZEOF_CHUNK.
+ */
+#define NICFORGE_TORUS_CHUNK 32
+/* Maximum number of chunks of a packet: _BGL_TORUS_PKT_MAX_CHUNKS. */
+#define NICFORGE_TORUS_MAX_CHUNKS 8
+/* Maximum number of bytes of a packet. */
+#define NICFORGE_TORUS_MAX_PACKET (NICFORGE_TORUS_CHUNK * NICFORGE_TORUS_MAX_CHUNKS)
+/* Bytes of a packet's header. */
+#define NICFORGE_TORUS_HEADER 16
+/* Maximum number of bytes of a packet's payload. */
+#define NICFORGE_TORUS_MAX_PAYLOAD (NICFORGE_TORUS_MAX_PACKET - NICFORGE_TORUS_HEADER)
+/* Bytes of a quad word, the unit of accesses to the port. */
+#define NICFORGE_TORUS_QUAD 16
+/*
+ * Bytes that a link carries behind each packet. On the chip they are a
+ * CRC of 24 bits, and a byte that says whether the packet is valid
+ * (Adiga et al., "Packets"). Here they name the sender.
+ */
+#define NICFORGE_TORUS_TRAILER 4
+/*
+ * Chunks of a FIFO: _BGL_TORUS_RECEPTION_FIFO_CHUNKS, and the real depth
+ * of injection FIFOs.
+ */
+#define NICFORGE_TORUS_FIFO_CHUNKS 32
+/*
+ * Chunks that software may take for the depth of an injection FIFO:
+ * _BGL_TORUS_FIFO_CHUNKS. A status that was read may not count a packet
+ * that has been written since.
+ */
+#define NICFORGE_TORUS_SAFE_CHUNKS 24
+/* Bytes of a FIFO. */
+#define NICFORGE_TORUS_FIFO (NICFORGE_TORUS_FIFO_CHUNKS * NICFORGE_TORUS_CHUNK)
+/* Injection FIFOs of a group. */
+#define NICFORGE_TORUS_INJECTION_FIFOS 4
+/*
+ * The injection FIFO for packets of high priority. FIFOs 0 to 2 are for
+ * all others.
+ */
+#define NICFORGE_TORUS_PRIORITY_INJECTION 3
+/*
+ * Reception FIFOs of a group. FIFOs 0 to 5 have the packets that came by
+ * that port.
+ */
+#define NICFORGE_TORUS_RECEPTION_FIFOS 7
+/* The reception FIFO for packets of high priority. */
+#define NICFORGE_TORUS_PRIORITY_RECEPTION 6
+/* BAR of the injection FIFOs. */
+#define NICFORGE_TORUS_BAR_WINDOW 3
+/* BAR of the reception FIFOs. */
+#define NICFORGE_TORUS_BAR_MIRROR 4
+/* BAR of the memory that both cores share. */
+#define NICFORGE_TORUS_BAR_SHARED 5
+/* Cells of an attachment's ring of posted writes. */
+#define NICFORGE_TORUS_RING_CELLS 64
+/*
+ * Offsets in BAR 0 of the port to the FIFOs of the attachment's group,
+ * and of registers. The port takes accesses of 16 bytes, or two of 8
+ * bytes in ascending order.
+ */
+/*
+ * First of six reception FIFOs, FIFO bytes apart: TSx_R0. A read pops a
+ * quad.
+ */
+#define NICFORGE_TORUS_REG_R0 0x0000
+/* Reception FIFO for high priority: TSx_RH. */
+#define NICFORGE_TORUS_REG_RH 0x2000
+/*
+ * First of three injection FIFOs, INJECTION bytes apart: TSx_I0. A write
+ * pushes a quad.
+ */
+#define NICFORGE_TORUS_REG_I0 0x3000
+/* Injection FIFO for high priority: TSx_IH. */
+#define NICFORGE_TORUS_REG_IH 0x6000
+/* Distance of two injection FIFOs in bytes. */
+#define NICFORGE_TORUS_REG_INJECTION 0x1000
+/* Status of the attachment's group, as Status: TSx_Sx. */
+#define NICFORGE_TORUS_REG_STATUS 0x7000
+/* Status of the other group: TSx_SO. */
+#define NICFORGE_TORUS_REG_OTHER_STATUS 0x7010
+/* Device control registers of 32 bits, at 4 * number from here on. */
+#define NICFORGE_TORUS_REG_DCR 0x8000
+/*
+ * Tails of the four injection FIFOs: the number of chunks that software
+ * has put into the FIFO, modulo 2^32; 32 bits. Written by posted or
+ * trapped writes.
+ */
+#define NICFORGE_TORUS_REG_INJECTION_TAIL 0x9000
+/*
+ * A posted write of any value: software has moved heads of reception
+ * FIFOs.
+ */
+#define NICFORGE_TORUS_REG_HEADS_MOVED 0x9010
+/*
+ * Enabled interrupts, a bit for each of vector; 32 bits. An interrupt
+ * whose condition holds already is raised by the write.
+ */
+#define NICFORGE_TORUS_REG_INTERRUPT_ENABLE 0x9014
+/* Interrupts whose condition holds; 32 bits, read-only. */
+#define NICFORGE_TORUS_REG_INTERRUPT_STATUS 0x9018
+/* Number of changes of PRESENCE, modulo 2^32; 32 bits, read-only. */
+#define NICFORGE_TORUS_REG_PRESENCE_CHANGES 0x901c
+/* One word of 32 bits for each node, X fastest: presence. */
+#define NICFORGE_TORUS_REG_PRESENCE 0xc000
+/* Size of the registers in bytes. */
+#define NICFORGE_TORUS_REG_SIZE (NICFORGE_TORUS_REG_PRESENCE + (4 * NICFORGE_TORUS_MAX_NODES))
+/*
+ * The words of reg::PRESENCE. Bits 15..0 are the life of core 0 of the
+ * node, and bits 31..16 that of core 1. A life is odd while the core has
+ * software. It advances when software comes or goes, and by two when it
+ * is reset. Life 0 never comes back: 0xffff is followed by 2.
+ */
+/* Offsets in BAR 3, which software writes. */
+/*
+ * The four injection FIFOs, FIFO bytes each: rings of chunks. Chunk n
+ * lies at n % FIFO_CHUNKS; a packet may go on at the start of its ring.
+ */
+#define NICFORGE_TORUS_WINDOW_INJECTION 0x0
+/*
+ * Heads of the seven reception FIFOs, HEAD_STRIDE bytes apart: the
+ * number of chunks that software has taken, modulo 2^32; 32 bits. A
+ * value below the last one, or beyond the tail, counts as an error and
+ * frees nothing.
+ */
+#define NICFORGE_TORUS_WINDOW_RECEPTION_HEAD 0x1000
+/* Distance of two heads in bytes. */
+#define NICFORGE_TORUS_WINDOW_HEAD_STRIDE 64
+/* Size of the BAR. */
+#define NICFORGE_TORUS_WINDOW_SIZE 0x2000
+/* Offsets in BAR 4, which the card writes. Words have 32 bits. */
+/*
+ * The seven reception FIFOs, FIFO bytes each: rings of chunks as
+ * window::INJECTION.
+ */
+#define NICFORGE_TORUS_MIRROR_RECEPTION 0x0
+/*
+ * Tails of the seven reception FIFOs: the number of chunks that have
+ * been put into the FIFO, modulo 2^32. A tail moves by whole packets.
+ */
+#define NICFORGE_TORUS_MIRROR_RECEPTION_TAIL 0x2000
+/*
+ * Heads of the four injection FIFOs: the number of chunks that the card
+ * has taken, modulo 2^32.
+ */
+#define NICFORGE_TORUS_MIRROR_INJECTION_HEAD 0x2040
+/*
+ * Packets that were dropped from the group's injection FIFOs, and wrong
+ * tails and heads.
+ */
+#define NICFORGE_TORUS_MIRROR_ERRORS 0x2050
+/* Number of this node, X fastest. */
+#define NICFORGE_TORUS_MIRROR_NODE 0x2080
+/* The node's coordinates: X in bits 31..24, Y in 23..16, Z in 15..8. */
+#define NICFORGE_TORUS_MIRROR_COORDINATES 0x2084
+/* The last coordinates of the machine, in the same bits. */
+#define NICFORGE_TORUS_MIRROR_LAST 0x2088
+/* Dimensions that are tori: bit 0 for X, 1 for Y, 2 for Z. */
+#define NICFORGE_TORUS_MIRROR_WRAPS 0x208c
+/* FIFO group of the attachment. */
+#define NICFORGE_TORUS_MIRROR_GROUP 0x2090
+/* The core's own life, as in presence. */
+#define NICFORGE_TORUS_MIRROR_LIFE 0x2094
+/* Size of the BAR. */
+#define NICFORGE_TORUS_MIRROR_SIZE 0x4000
+/*
+ * Offsets in BAR 5, which both cores of the node write. The card only
+ * frees lock boxes.
+ */
+/* Memory of the node: the chip's shared SRAM. */
+#define NICFORGE_TORUS_SHARED_SRAM 0x0
+/* Size of SRAM in bytes. */
+#define NICFORGE_TORUS_SHARED_SRAM_SIZE 0x2000
+/*
+ * Lock boxes, LOCK_STRIDE bytes apart: words of 32 bits, 0 if free. A
+ * core takes a box by compare-and-swap from 0 to its attachment number
+ * plus 1. The card frees the boxes of a core whose software ends.
+ */
+#define NICFORGE_TORUS_SHARED_LOCK 0x2000
+/* Number of lock boxes for users (bl_lockbox.h). */
+#define NICFORGE_TORUS_SHARED_LOCKS 128
+/* Distance of two lock boxes in bytes. */
+#define NICFORGE_TORUS_SHARED_LOCK_STRIDE 64
+/* Size of the BAR. */
+#define NICFORGE_TORUS_SHARED_SIZE 0x4000
+/* MSI-X vectors of an attachment. */
+/* A reception FIFO of the group has more chunks than its watermark. */
+#define NICFORGE_TORUS_VECTOR_RECEPTION 0
+/* An injection FIFO of the group has fewer chunks than its watermark. */
+#define NICFORGE_TORUS_VECTOR_INJECTION 1
+/* mirror::ERRORS has changed. */
+#define NICFORGE_TORUS_VECTOR_ERROR 2
+/* Number of vectors. */
+#define NICFORGE_TORUS_VECTOR_COUNT 3
+/* Chunks in each FIFO of a group, as a quad of the port: T_TS_Stat. */
+struct nicforge_torus_status {
+	/* Reception FIFOs, r0 to rH. */
+	uint8_t reception[NICFORGE_TORUS_RECEPTION_FIFOS];
+	/* Injection FIFOs, i0 to iH. */
+	uint8_t injection[NICFORGE_TORUS_INJECTION_FIFOS];
+	/* Always 0. */
+	uint8_t pad[5];
+};
+
+/* ---- torus_dcr ---- */
+/*
+ * Resets units, a bit for each; write-only: DCR_TS_CTRL_RESET. Other
+ * bits than these have no effect.
+ */
+#define NICFORGE_TORUS_DCR_CTRL_RESET 0x00
+/* Bit of CTRL_RESET: the injection units, whose FIFOs are emptied. */
+#define NICFORGE_TORUS_DCR_RESET_INJECTION (1ULL << 29)
+/* Bit of CTRL_RESET: the reception units, whose FIFOs are emptied. */
+#define NICFORGE_TORUS_DCR_RESET_RECEPTION (1ULL << 28)
+/*
+ * The last coordinates of the machine: X in bits 31..24, Y in 23..16, Z
+ * in 15..8; read-only: DCR_TS_CTRL_NODES.
+ */
+#define NICFORGE_TORUS_DCR_CTRL_NODES 0x01
+/*
+ * The node's coordinates, in the same bits; read-only:
+ * DCR_TS_CTRL_COORDS_NODE.
+ */
+#define NICFORGE_TORUS_DCR_CTRL_COORDS_NODE 0x02
+/*
+ * The coordinates of the neighbours by the X+, Y+ and Z+ links, in the
+ * same bits; read-only. A dimension without such a link has the node's
+ * own coordinate: DCR_TS_CTRL_COORDS_PLUS.
+ */
+#define NICFORGE_TORUS_DCR_CTRL_COORDS_PLUS 0x03
+/* The same by the X-, Y- and Z- links: DCR_TS_CTRL_COORDS_MINUS. */
+#define NICFORGE_TORUS_DCR_CTRL_COORDS_MINUS 0x04
+/*
+ * Hops up at which software chooses the way down, in the same bits;
+ * read-write. The card does not use them: DCR_TS_CTRL_HINT_PLUS.
+ */
+#define NICFORGE_TORUS_DCR_CTRL_HINT_PLUS 0x05
+/*
+ * Hops down at which software chooses the way up:
+ * DCR_TS_CTRL_HINT_MINUS.
+ */
+#define NICFORGE_TORUS_DCR_CTRL_HINT_MINUS 0x06
+/*
+ * Watermarks of group 0 in chunks, five bits for each of watermark;
+ * read-write: DCR_TS_CTRL_WM_G0.
+ */
+#define NICFORGE_TORUS_DCR_CTRL_WM_G0 0x0d
+/* Watermarks of group 1: DCR_TS_CTRL_WM_G1. */
+#define NICFORGE_TORUS_DCR_CTRL_WM_G1 0x0e
+/*
+ * Free packets of buffer behind the link at the first of the six ports,
+ * a byte for each virtual channel, channel 0 highest; read-only:
+ * DCR_TS_STAT_SEND_TOK_XP.
+ */
+#define NICFORGE_TORUS_DCR_STAT_SEND_TOK (0x32 + 0x0c)
+/*
+ * Checksum of the first injection FIFO; read-only. FIFOs 0 to 2 of group
+ * 0 come first, then those of group 1, then the two for high priority:
+ * DCR_TS_STAT_CKSUM_INJ_N0.
+ */
+#define NICFORGE_TORUS_DCR_STAT_CKSUM_INJ (0x32 + 0x1b)
+/*
+ * Packets that the sender at the first of the six ports has repeated; a
+ * write clears it: DCR_TS_RE_SEND_RETRY_XP.
+ */
+#define NICFORGE_TORUS_DCR_RE_SEND_RETRY (0x6c + 0x08)
+/*
+ * Packets with a wrong header, and writes to full FIFOs; a write clears
+ * it: DCR_TS_RE_BADHDR_FULLFIFO.
+ */
+#define NICFORGE_TORUS_DCR_RE_BADHDR_FULLFIFO (0x6c + 0x11)
+/* Number of registers, with those that are left out. */
+#define NICFORGE_TORUS_DCR_COUNT 0x80
+/*
+ * Lowest bits of the watermarks in CTRL_WM_G0. A watermark has five
+ * bits.
+ */
+/* Reception FIFOs 0 to 5: _TS_CTRL_WM_G0_RN0. */
+#define NICFORGE_TORUS_DCR_WATERMARK_RECEPTION 27
+/* The reception FIFO for high priority: _TS_CTRL_WM_G0_RP0. */
+#define NICFORGE_TORUS_DCR_WATERMARK_PRIORITY_RECEPTION 22
+/*
+ * The first of the four injection FIFOs. The others follow below:
+ * _TS_CTRL_WM_G0_IN0.
+ */
+#define NICFORGE_TORUS_DCR_WATERMARK_INJECTION 17
+/* Distance of two watermarks in bits. */
+#define NICFORGE_TORUS_DCR_WATERMARK_BITS 5
+
+/* ---- torus_packet ---- */
+/* Number of virtual channels of a link. */
+#define NICFORGE_TORUS_PACKET_CHANNELS 4
+/*
+ * Hint bits of a packet: the links that it may use.
+ * _BGL_TORUS_PKT_HINT_*.
+ */
+/* X+. The bits of X-, Y+, Y-, Z+ and Z- follow below. */
+#define NICFORGE_TORUS_PACKET_HINT_XP 0x20
+/* All hint bits. */
+#define NICFORGE_TORUS_PACKET_HINT_ALL 0x3f
+/*
+ * The header of a packet: T_BGL_TorusPktHdr. The first two words are the
+ * hardware's; software uses the last two as it likes.
+ */
+struct nicforge_torus_packet_packet_header {
+	/* First word of the hardware: hwh0. */
+	struct nicforge_torus_packet_le32 hardware0;
+	/* Second word of the hardware: hwh1. */
+	struct nicforge_torus_packet_le32 hardware1;
+	/* Words of the software: swh0, swh1. */
+	struct nicforge_torus_packet_le32 software[2];
+};
 
 /* ---- tree ---- */
 /* Number of cores of a node: attachments 0 to 3. */

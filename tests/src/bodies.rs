@@ -17,6 +17,7 @@ use nicforge_core::machine::Machine;
 
 use crate::{
     backing::{EventLoopKind, InProcess, Rig, Served},
+    bgl_body::{self, OnTorus},
     extoll_body::Extoll,
     matching_body::InMemory,
     mu_body::{self, Units},
@@ -192,6 +193,8 @@ pub enum Run {
         on_cards: fn(&Extoll<'_>),
         /// Between ranks on the Message Units of a machine.
         on_units: fn(&Units<'_>),
+        /// Between ranks on a torus of Blue Gene/L.
+        on_torus: fn(&OnTorus<'_>),
     },
 }
 
@@ -226,6 +229,7 @@ impl Body {
         match self.run {
             Run::Rig(body) => body(rig),
             Run::Network { on_units, .. } if machine == mu_body::MACHINE.name => on_units(&Units::new(rig)),
+            Run::Network { on_torus, .. } if machine == bgl_body::TORUS.name => on_torus(&OnTorus::new(rig)),
             Run::Network { on_cards, .. } => on_cards(&Extoll::new(rig)),
         }
     }

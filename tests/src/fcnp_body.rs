@@ -456,6 +456,23 @@ pub fn death_of_the_io_node_between_calls_is_reported_once_for_each_direction(ri
     assert_eq!(core.statistics().peers_lost, 1);
 }
 
+/// A process drops its I/O node and opens it again on the same device. The core's next call in each
+/// direction reports the loss of the first one at once, and both directions work afterwards.
+#[body]
+pub fn io_node_opened_again_on_its_device_is_a_new_peer(rig: &dyn Rig) {
+    let device = rig.open("io0", "core0");
+    let io = IoNode::open(device.clone(), config()).unwrap();
+    let core = compute_core(rig, 0);
+    check_both_directions(&io, &core);
+    drop(io);
+
+    let io = IoNode::open(device, config()).unwrap();
+    assert!(matches!(core.write(&[0; 8]), Err(Error::PeerGone { peer: Peer::IoNode { .. } })));
+    assert!(matches!(core.read(&mut [0; 8]), Err(Error::PeerGone { peer: Peer::IoNode { .. } })));
+
+    check_both_directions(&io, &core);
+}
+
 /// A process resets its core's device during a write. Its call and the I/O node's read end with
 /// errors, and both continue.
 #[body]

@@ -10,6 +10,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "all of this crate is tests")]
 
 pub mod backing;
+pub mod bgl_body;
 pub mod bodies;
 pub mod exchange;
 pub mod extoll_body;

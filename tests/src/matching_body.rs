@@ -21,6 +21,7 @@ use nicforge_test_body::body;
 
 use crate::{
     backing::{LIMIT, test_deadline},
+    bgl_body::TORUS,
     extoll_body::MACHINE as CARDS,
     mu_body::MACHINE as UNITS,
     pattern::pattern,

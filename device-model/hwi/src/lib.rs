@@ -25,5 +25,6 @@ pub mod seastar;
 pub mod shim;
 pub mod torus;
 pub mod torus_dcr;
+pub mod torus_packet;
 pub mod tree;
 pub mod tree_dcr;

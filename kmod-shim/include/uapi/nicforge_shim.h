@@ -275,7 +275,8 @@ struct nicforge_shim_irq_range {
 /*
  * The module parameter dma_quota_mb limits the DMA memory of a function.
  * RLIMIT_MEMLOCK limits that of a process without CAP_IPC_LOCK. ALLOC_DMA
- * and PIN_DMA fail with ENOMEM above either limit.
+ * and PIN_DMA fail with ENOMEM above either limit. Without an IOMMU, a buffer
+ * of ALLOC_DMA counts as the power of two of pages that the kernel allocates.
  */
 
 /* Number of buffers that a function can have; more fail with EMFILE. */

@@ -26,7 +26,7 @@ use syn::{
 /// ```
 ///
 /// - `on`: the machines, by their paths. Without it the body runs on `MACHINE`, or a body of the
-///   matching layer on `CARDS` and `UNITS`, which are then in scope where the body is.
+///   matching layer on `CARDS`, `UNITS` and `TORUS`, which are then in scope where the body is.
 /// - `not_through`: doors that the body does not run through, and the reason: a string, or the name
 ///   of a constant in `nicforge_tests::bodies::reasons`. The doors are `in_process`, `served`,
 ///   `served_by_epoll`, `vfio`, `shim` and `shim_iommu`. `shim` stands for the guests of QEMU and
@@ -58,6 +58,7 @@ fn registration(arguments: &Arguments, function: &ItemFn) -> syn::Result<TokenSt
                 in_memory: |network| #name(network),
                 on_cards: |network| #name(network),
                 on_units: |network| #name(network),
+                on_torus: |network| #name(network),
             }
         },
     };
@@ -124,9 +125,10 @@ struct Arguments {
 impl Arguments {
     /// Returns the machines that the body runs on.
     fn machines(&self, argument: &Argument) -> Vec<Path> {
+        let named = |name| Ident::new(name, proc_macro2::Span::call_site()).into();
         self.on.clone().unwrap_or_else(|| match argument {
             Argument::Rig => vec![syn::parse_quote!(MACHINE)],
-            Argument::Network => vec![syn::parse_quote!(CARDS), syn::parse_quote!(UNITS)],
+            Argument::Network => ["CARDS", "UNITS", "TORUS"].map(named).into(),
         })
     }
 }

@@ -77,7 +77,8 @@ void check_coherent(char **devices)
 	struct function engine = open_function(devices[0], 0);
 	struct nicforge_shim_dma_alloc from = alloc_dma(&engine, 16 * PAGE);
 	struct nicforge_shim_dma_alloc to = alloc_dma(&engine, 16 * PAGE);
-	struct nicforge_shim_dma_alloc bad = { .len = 100 };
+	struct nicforge_shim_dma_alloc five, bad = { .len = 100 };
+	int has_iommu = !!(get_info(&engine).flags & NICFORGE_SHIM_INFO_IOMMU);
 	uint64_t *source = map_dma(&engine, &from), *target = map_dma(&engine, &to);
 	uint64_t *page;
 	descriptor piece = { from.address, to.address, 16 * PAGE, 0 };
@@ -108,6 +109,12 @@ void check_coherent(char **devices)
 	CHECK_EQ(used(&engine), 32 * PAGE);
 	CHECK_EQ(page[0], source[5 * PAGE / 8]);
 	CHECK_OK(munmap(page, PAGE));
+	CHECK_EQ(used(&engine), 16 * PAGE);
+
+	/* Without an IOMMU, the kernel allocates a power of two of pages. */
+	five = alloc_dma(&engine, 5 * PAGE);
+	CHECK_EQ(used(&engine), (has_iommu ? 21 : 24) * PAGE);
+	CHECK_OK(free_dma(&engine, five.handle));
 	CHECK_EQ(used(&engine), 16 * PAGE);
 
 	CHECK_ERROR(ioctl(engine.fd, NICFORGE_SHIM_ALLOC_DMA, &bad), EINVAL);
@@ -199,6 +206,7 @@ void check_pinned(char **devices)
 	 * With an IOMMU one segment is enough, which needs no room.
 	 */
 	bad = (struct nicforge_shim_dma_pin) {
+		.address = 0x55,
 		.start = (uintptr_t)target,
 		.len = PAGES * PAGE,
 		.flags = NICFORGE_SHIM_DMA_READ | NICFORGE_SHIM_DMA_WRITE,
@@ -210,6 +218,8 @@ void check_pinned(char **devices)
 	} else {
 		CHECK(target_pin.count > 1);
 		CHECK_ERROR(ioctl(engine.fd, NICFORGE_SHIM_PIN_DMA, &bad), ENOSPC);
+		/* No memory is pinned, so there is no address. */
+		CHECK_EQ(bad.address, 0x55);
 	}
 	CHECK_EQ(bad.count, target_pin.count);
 

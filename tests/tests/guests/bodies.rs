@@ -9,6 +9,7 @@ use std::thread;
 use nicforge_guest::Guest;
 use nicforge_tests::{
     backing::{EventLoopKind, Served},
+    bgl_body,
     bodies::{self, GuestDoor, Guests, TestMachine},
     extoll_body, fcnp_body, guest, own_vm, portals_body, proof_body, rma_body, spi_body, tree_body,
     velo_body,
@@ -23,6 +24,7 @@ const EXTOLL: Shared =
     (&velo_body::MACHINE, &[&velo_body::MACHINE, &rma_body::MACHINE, &extoll_body::MACHINE]);
 /// EXTOLL cards, in a guest for the bodies that need much memory.
 const EXTOLL_MEMORY: Shared = (&rma_body::MACHINE, &[&rma_body::MACHINE, &extoll_body::MACHINE]);
+const BGL: Shared = (&bgl_body::MACHINE, &[&bgl_body::MACHINE]);
 const FCNP: Shared = (&fcnp_body::MACHINE, &[&fcnp_body::MACHINE]);
 const PORTALS: Shared = (&portals_body::MACHINE, &[&portals_body::MACHINE]);
 const PROOF: Shared = (&proof_body::MACHINE, &[&proof_body::MACHINE]);
@@ -80,8 +82,8 @@ guests! {
     fcnp_and_proof_devices_through_vfio: Vfio [FCNP, PROOF];
     fcnp_and_proof_devices_through_the_shim: Shim [FCNP, PROOF];
     extoll_through_the_shim_behind_an_iommu: ShimIommu [EXTOLL_MEMORY];
-    the_tree_through_vfio: Vfio [TREE];
-    the_tree_through_the_shim: Shim [TREE];
+    the_tree_and_the_torus_through_vfio: Vfio [TREE, BGL];
+    the_tree_and_the_torus_through_the_shim: Shim [TREE, BGL];
 }
 
 #[test]

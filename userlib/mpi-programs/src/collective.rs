@@ -7,8 +7,9 @@ use nicforge_matching::{Envelope, Selector};
 
 use crate::{Buffer, Endpoint, ErrorOf, succeeded};
 
-/// The matching context of these messages: the highest one, because contexts have 14 bits.
-const CONTEXT: u32 = 0x3fff;
+/// The matching context of these messages: the highest one, because contexts have 14 bits. No
+/// message of a program may have it.
+pub const CONTEXT: u32 = 0x3fff;
 
 /// Starts a send of `value` to rank `to`.
 fn send<E: Endpoint>(endpoint: &mut E, to: u32, value: u64) -> Result<E::Request, ErrorOf<E>> {

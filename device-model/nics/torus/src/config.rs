@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use nicforge_core::fabric::LinkSpec;
-use nicforge_hwi::torus::{CHANNELS, DIMENSIONS, MAX_NODES, MAX_PACKET};
+use nicforge_hwi::torus::{CHANNELS, DIMENSIONS, MAX_NODES, MAX_PACKET, TRAILER};
 use nicforge_network::{
     deadlock::DeadlockError,
     router::{RouterError, RouterPlan, policies::PolicyError},
@@ -21,6 +21,8 @@ use crate::{
 pub const CREDITS: u32 = 4;
 /// Maximum number of nodes in a dimension.
 pub const MAX_LENGTH: u32 = 256;
+/// Bytes of the longest packet on a link.
+pub const MAX_ON_LINK: usize = MAX_PACKET + TRAILER;
 
 /// Options of a network.
 #[derive(Clone, Debug)]
@@ -31,7 +33,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { link: LinkSpec::new(CHANNELS, CREDITS, MAX_PACKET) }
+        Self { link: LinkSpec::new(CHANNELS, CREDITS, MAX_ON_LINK) }
     }
 }
 
@@ -41,16 +43,10 @@ impl Options {
         self.link.bits_per_second > 0
     }
 
-    /// Returns the bytes that a link carries with each packet beyond its own. Links without a
-    /// bandwidth carry none.
-    pub const fn framing(&self) -> u32 {
-        policy::framing(self.link.bits_per_second > 0)
-    }
-
     /// Returns the number of packets between an injection FIFO in memory and the router. On links
     /// without a bandwidth it is larger, because more packets at a time save steps of the router.
-    pub(crate) const fn staged(&self) -> u16 {
-        if self.link.bits_per_second > 0 { 1 } else { 8 }
+    pub(crate) fn staged(&self) -> u16 {
+        if self.is_timed() { 1 } else { 8 }
     }
 }
 
@@ -131,7 +127,7 @@ impl Network {
         policy::check_deadlock(&torus)?;
 
         let mut options = options;
-        options.link.max_packet = MAX_PACKET;
+        options.link.max_packet = MAX_ON_LINK;
         options.link.credits.resize(CHANNELS, CREDITS);
         Ok(Self {
             torus,
@@ -177,7 +173,6 @@ impl Network {
             torus: self.torus,
             policy: self.policy.at(node)?,
             plan: self.plan.clone(),
-            framing: self.options.framing(),
             lives: self.lives.clone(),
         })
     }
@@ -192,8 +187,6 @@ pub(crate) struct Site {
     pub(crate) torus: Torus,
     pub(crate) policy: NodePolicy,
     pub(crate) plan: RouterPlan,
-    /// Bytes that the link carries with each packet beyond its own.
-    pub(crate) framing: u32,
     pub(crate) lives: Lives,
 }
 

@@ -32,6 +32,10 @@ use crate::{
 const NETWORK_CONTROLLER: u32 = 0x02_80_00;
 /// BAR of the registers.
 const BAR_REGISTERS: u8 = 0;
+/// Longest time for which a change of a life waits for packets of the former one, in nanoseconds.
+const MAX_LINGER: u64 = 1_000_000_000;
+/// Time between two looks at such packets, in nanoseconds. No event tells that they have arrived.
+const LINGER_CHECK: u64 = 20_000;
 
 /// The values at which error counters were cleared.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +44,7 @@ pub(crate) struct ClearedErrors {
     pub(crate) retries: [u32; PORTS as usize],
 }
 
-/// What a node has counted since power-on.
+/// Counts of a node since power-on.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     sent: u64,
@@ -65,6 +69,8 @@ pub struct TorusNic {
     pub(crate) site: Site,
     pub(crate) groups: [Group; GROUPS],
     router: Router<NodePolicy>,
+    /// Times at which the lives of the cores are shown at the latest.
+    show_by: [Nanos; GROUPS],
     /// The memory that the cores share, while one of them has a client.
     shared: Option<SharedMemory>,
     /// Hops at which software turns the direction of a packet: `CTRL_HINT_PLUS` and `MINUS`.
@@ -83,6 +89,7 @@ impl TorusNic {
         let mut nic = Self {
             groups: [0, 1].map(Group::new),
             router: Router::with_plan(&site.plan, site.policy.clone()),
+            show_by: [Nanos::ZERO; GROUPS],
             shared: None,
             hint_cutoffs: [0; 2],
             cleared: ClearedErrors::default(),
@@ -166,6 +173,30 @@ impl TorusNic {
         round
     }
 
+    /// Advances the life of a core.
+    fn change_life(&mut self, context: &mut Context<'_>, core: u16, change: Change) {
+        self.site.lives.change(self.site.node, core, change);
+        self.show_by[usize::from(core)] = context.now().after(MAX_LINGER);
+        context.wake_at(Nanos::ZERO);
+    }
+
+    /// Shows lives that have waited for packets of the former ones for too long, and asks for
+    /// another step while any waits.
+    #[inline]
+    fn show_lives(&mut self, context: &mut Context<'_>) {
+        for core in 0..CORES {
+            if self.site.lives.is_shown(self.site.node, core) {
+                continue;
+            }
+            let (now, show_by) = (context.now(), self.show_by[usize::from(core)]);
+            if now >= show_by {
+                self.site.lives.show(self.site.node, core);
+            } else {
+                context.wake_at(show_by.min(now.after(LINGER_CHECK)));
+            }
+        }
+    }
+
     /// Frees the lock boxes of a core.
     fn free_locks(&self, core: u16) {
         let Some(memory) = &self.shared else { return };
@@ -179,14 +210,14 @@ impl TorusNic {
     }
 
     /// Resets an attachment whose client asked for it. The client may have left already.
-    fn reset_attachment(&mut self, attachment_id: AttachmentId) {
+    fn reset_attachment(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId) {
         let Some(group) = group_of(attachment_id) else { return };
         if self.groups[group].memory.is_none() {
             return;
         }
         self.free_locks(attachment_id.0);
         self.groups[group].reset(&self.site);
-        self.site.lives.change(self.site.node, attachment_id.0, Change::Restarts);
+        self.change_life(context, attachment_id.0, Change::Restarts);
     }
 
     /// Resets the whole function.
@@ -202,8 +233,11 @@ impl TorusNic {
         }
 
         self.hint_cutoffs = self.default_cutoffs();
-        for core in (0..CORES).filter(|&core| self.groups[usize::from(core)].memory.is_some()) {
-            self.site.lives.change(self.site.node, core, Change::Restarts);
+        self.site.lives.forget_packets();
+        for core in 0..CORES {
+            if self.groups[usize::from(core)].memory.is_some() {
+                self.change_life(context, core, Change::Restarts);
+            }
         }
     }
 }
@@ -247,7 +281,7 @@ impl Device for TorusNic {
         // The memory has the size that `spec` asks for, so this does not fail. If it did, the group
         // would stay closed.
         let _ = self.groups[group].open(&self.site, &window, &mirror);
-        self.site.lives.change(self.site.node, attachment_id.0, Change::ComesOrGoes);
+        self.change_life(context, attachment_id.0, Change::ComesOrGoes);
         self.publish(context);
     }
 
@@ -256,17 +290,16 @@ impl Device for TorusNic {
         self.free_locks(attachment_id.0);
         let dropped = self.groups[group].close(&self.site, &mut context.ports());
         self.counts.discarded += u64::from(dropped);
-        self.site.lives.change(self.site.node, attachment_id.0, Change::ComesOrGoes);
+        self.change_life(context, attachment_id.0, Change::ComesOrGoes);
 
         if self.groups.iter().all(|group| group.memory.is_none()) {
             self.shared = None;
         }
-        context.wake_at(Nanos::ZERO);
     }
 
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
         match reach {
-            Reset::Attachment(attachment_id) => self.reset_attachment(attachment_id),
+            Reset::Attachment(attachment_id) => self.reset_attachment(context, attachment_id),
             Reset::Function => self.reset_function(context),
         }
         self.publish(context);
@@ -302,6 +335,7 @@ impl Device for TorusNic {
             moved += round.moved;
         }
 
+        self.show_lives(context);
         self.publish(context);
         if moved > 0 { Progress::Busy } else { Progress::Idle }
     }

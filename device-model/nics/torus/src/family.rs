@@ -19,10 +19,10 @@ use nicforge_core::ids::AttachmentId;
 use nicforge_family::{
     CounterColumn, DeviceSource, Family, LinkSection, Plan, Role, Section, SectionError, Spanned, list_of,
 };
-use nicforge_hwi::torus::{DIMENSIONS, KERNEL, MAX_NODES, MAX_PACKET};
+use nicforge_hwi::torus::{DIMENSIONS, KERNEL, MAX_NODES};
 use serde::Deserialize;
 
-use crate::{Network, Options, TorusNic};
+use crate::{Network, Options, TorusNic, config::MAX_ON_LINK};
 
 /// The name of a node's function.
 const FUNCTION: &str = "torus";
@@ -120,7 +120,7 @@ fn add_network(
         let network = network.clone();
         let source = DeviceSource::fallible(move || TorusNic::new(&network, number))
             .with_admin(AttachmentId(KERNEL))
-            .with_max_packet(MAX_PACKET);
+            .with_max_packet(MAX_ON_LINK);
         let name = format!("bgl{}", first + number);
         let node = plan.node(&name, NODE).map_err(|error| section.refuse(error))?;
         functions.push(plan.function(node, FUNCTION, source).map_err(|error| section.refuse(error))?);

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use nicforge_core::fabric::{Packet, Ports};
 use nicforge_hwi::{
     torus::{
-        CORES, FIFO, INJECTION_FIFOS, PRIORITY_RECEPTION, PacketHeader, RECEPTION_FIFOS, Status, mirror,
-        vector, window,
+        CORES, FIFO, INJECTION_FIFOS, PRIORITY_RECEPTION, PacketHeader, RECEPTION_FIFOS, Status, TRAILER,
+        mirror, vector, window,
     },
     torus_dcr::watermark,
 };
@@ -18,6 +18,7 @@ use zerocopy::FromBytes;
 use crate::{
     config::Site,
     injection::{Injected, InjectionFifo},
+    lives::Sender,
     policy::NodePolicy,
     port::Port,
     reception::ReceptionFifo,
@@ -253,7 +254,8 @@ impl Group {
     }
 
     /// Moves packets of the injection FIFOs to the router, at most about `limit`. The FIFO for high
-    /// priority comes first.
+    /// priority comes first. While the client's life is not shown, only packets that former clients
+    /// left are moved.
     #[inline]
     pub(crate) fn inject(
         &mut self,
@@ -263,10 +265,11 @@ impl Group {
         limit: u32,
     ) -> Injected {
         let mut all = Injected::default();
-        for number in (0..INJECTION_FIFOS).rev() {
-            let fifo = &mut self.injection[number];
+        let is_shown = site.lives.is_shown(site.node, self.core);
+        let memory = self.memory.as_ref().filter(|_| is_shown);
+        for (number, fifo) in self.injection.iter_mut().enumerate().rev() {
             if fifo.is_waiting() {
-                let ring = self.memory.as_ref().map(|memory| &memory.injection[number]);
+                let ring = memory.map(|memory| &memory.injection[number]);
                 all.add(fifo.inject(ring, site, router, ports, limit.saturating_sub(all.packets)));
             }
         }
@@ -303,10 +306,10 @@ impl Group {
         let mut delivered = Delivered::default();
 
         while delivered.packets + delivered.discarded < limit {
-            let Some(packet) = router.front(router_fifo, ports.now()) else { break };
-            let memory = self.memory.as_mut().filter(|_| is_for(packet, life));
+            let Some(arrived) = router.front(router_fifo, ports.now()).and_then(Arrived::of) else { break };
+            let memory = self.memory.as_mut().filter(|_| arrived.is_for(life));
             if let Some(memory) = memory {
-                let fifo = &mut self.reception[number];
+                let (fifo, packet) = (&mut self.reception[number], arrived.bytes);
                 if !fifo.has_room(packet.len()) {
                     delivered.is_full =
                         !fifo.set_head_and_find_room(&memory.reception_heads[number], packet.len());
@@ -314,12 +317,16 @@ impl Group {
                         break;
                     }
                 }
-                fifo.put(&memory.reception[number], packet.bytes());
+                fifo.put(&memory.reception[number], packet);
                 delivered.packets += 1;
             } else {
                 delivered.discarded += 1;
             }
 
+            // A copy of a deposit packet is not its end.
+            if arrived.header.destination() == site.place {
+                site.lives.count_arrival(arrived.sender);
+            }
             if let Some(packet) = router.take(router_fifo, ports.now()) {
                 ports.recycle(packet);
             }
@@ -405,9 +412,27 @@ impl Group {
     }
 }
 
-/// Returns whether a packet is for a core of this life.
-#[inline]
-fn is_for(packet: &Packet, life: u16) -> bool {
-    let header = PacketHeader::ref_from_prefix(packet.bytes());
-    header.is_ok_and(|(header, _)| header.life() == 0 || header.life() == life)
+/// A packet of a reception FIFO of the router.
+#[derive(Clone, Copy)]
+struct Arrived<'a> {
+    header: PacketHeader,
+    sender: Sender,
+    /// The packet as its receiver sees it.
+    bytes: &'a [u8],
+}
+
+impl<'a> Arrived<'a> {
+    /// Returns the parts of a packet.
+    #[inline]
+    fn of(packet: &'a Packet) -> Option<Self> {
+        let (bytes, trailer) = packet.bytes().split_last_chunk::<TRAILER>()?;
+        let (header, _) = PacketHeader::read_from_prefix(bytes).ok()?;
+        Some(Self { header, sender: Sender::of_trailer(*trailer), bytes })
+    }
+
+    /// Returns whether the packet is for a core of this life.
+    #[inline]
+    fn is_for(&self, life: u16) -> bool {
+        self.header.life() == 0 || self.header.life() == life
+    }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use nicforge_core::fabric::{Packet, Ports};
-use nicforge_hwi::torus::{CHUNK, FIFO_CHUNKS, PRIORITY_INJECTION, PacketHeader};
+use nicforge_hwi::torus::{CHUNK, FIFO_CHUNKS, INJECTION_FIFOS, PRIORITY_INJECTION, PacketHeader, TRAILER};
 use nicforge_network::router::Router;
 
 use crate::{
@@ -153,8 +153,8 @@ impl InjectionFifo {
             }
 
             let Some((ring, header)) = ring.and_then(|ring| Some((ring, self.first(ring)?))) else { break };
-            let bytes = header.chunks() * CHUNK as u32;
-            if !router.injection_room(self.router_fifo, ports.now()).fits(bytes + site.framing) {
+            let bytes = header.chunks() as usize * CHUNK + TRAILER;
+            if !router.injection_room(self.router_fifo, ports.now()).fits(bytes as u32) {
                 break;
             }
             match self.take_first(ring, site, ports, header) {
@@ -183,19 +183,19 @@ impl InjectionFifo {
             self.head = self.head.wrapping_add(header.chunks());
             return Taken::Wrong;
         };
-        let Ok(mut packet) = ports.new_packet(header.chunks() as usize * CHUNK) else {
-            return Taken::Starved;
-        };
+        let length = header.chunks() as usize * CHUNK;
+        let Ok(mut packet) = ports.new_packet(length + TRAILER) else { return Taken::Starved };
 
         // Software may change the memory at any time. The header is the one that was checked.
-        ring.read(self.head, packet.bytes_mut());
-        put_header(&mut packet, &header);
-        packet.header = word.0.0;
-        packet.framing = site.framing;
-
+        let (content, trailer) = packet.bytes_mut().split_at_mut(length);
+        ring.read(self.head, content);
+        put_header(content, &header);
         if let Some(skip) = header.checksum_skip() {
-            self.checksum = self.checksum.wrapping_add(sum_of_shorts(packet.bytes(), skip));
+            self.checksum = self.checksum.wrapping_add(sum_of_shorts(content, skip));
         }
+        let core = self.router_fifo / INJECTION_FIFOS as u8;
+        trailer.copy_from_slice(&site.lives.count_sent(site.node, core.into()).to_trailer());
+        packet.header = word.0.0;
         self.head = self.head.wrapping_add(header.chunks());
         Taken::Packet(packet)
     }
@@ -251,9 +251,9 @@ enum Taken {
 
 /// Writes the header at the start of a packet.
 #[inline]
-fn put_header(packet: &mut Packet, header: &PacketHeader) {
+fn put_header(packet: &mut [u8], header: &PacketHeader) {
     let bytes: [u8; size_of::<PacketHeader>()] = zerocopy::transmute!(*header);
-    if let Some(start) = packet.bytes_mut().first_chunk_mut() {
+    if let Some(start) = packet.first_chunk_mut() {
         *start = bytes;
     }
 }

@@ -5,16 +5,21 @@
 //! ([`nicforge_hwi::torus::presence`]). A packet may name the life that it is for, and the card of
 //! its destination drops it in any other.
 //!
-//! In: clients that come and go. Out: lives. May touch: a table that the devices of a network
-//! share. Devices of one machine run on one thread, so the order of its accesses is that of the
-//! calls.
+//! A change of a life is *shown* to the other cores when all packets of the former life have
+//! arrived. Each packet carries the place and the life of its sender in its trailer
+//! ([`Sender`]), and the table counts those in flight. A card that waits too long for a receiver
+//! that takes nothing shows the change all the same. Until it is shown, the new life sends nothing.
+//!
+//! In: clients that come and go, packets that leave and arrive. Out: lives. May touch: a table that
+//! the devices of a network share. Devices of one machine run on one thread, so the order of its
+//! accesses is that of the calls.
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU32, Ordering},
+    atomic::{AtomicU16, AtomicU32, Ordering},
 };
 
-use nicforge_hwi::torus::presence;
+use nicforge_hwi::torus::{CORES, TRAILER, presence};
 
 /// A change of a core's software.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,12 +30,65 @@ pub(crate) enum Change {
     Restarts,
 }
 
+/// The sender of a packet, as the trailer of the packet has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sender {
+    pub(crate) node: u32,
+    pub(crate) core: u16,
+    pub(crate) life: u16,
+}
+
+impl Sender {
+    /// Returns the trailer.
+    #[inline]
+    pub(crate) fn to_trailer(self) -> [u8; TRAILER] {
+        let [place, life] = [self.node as u16 * CORES + self.core, self.life].map(u16::to_le_bytes);
+        [place[0], place[1], life[0], life[1]]
+    }
+
+    /// Returns the sender that a trailer names.
+    #[inline]
+    pub(crate) fn of_trailer(trailer: [u8; TRAILER]) -> Self {
+        let [a, b, c, d] = trailer;
+        let place = u16::from_le_bytes([a, b]);
+        Self { node: u32::from(place / CORES), core: place % CORES, life: u16::from_le_bytes([c, d]) }
+    }
+}
+
+/// A core.
+#[derive(Debug, Default)]
+struct Entry {
+    /// The present life.
+    life: AtomicU16,
+    /// The life that other cores see: the present one, or the last that was shown.
+    shown: AtomicU16,
+    /// Packets of the present life in flight.
+    in_flight: AtomicU32,
+    /// Packets of former lives in flight.
+    former_in_flight: AtomicU32,
+}
+
+impl Entry {
+    /// Counts a packet that has arrived, or was dropped.
+    fn count_arrival(&self, life: u16) {
+        let is_present = life == self.life.load(Ordering::Relaxed);
+        let in_flight = if is_present { &self.in_flight } else { &self.former_in_flight };
+        let count = in_flight.load(Ordering::Relaxed);
+        in_flight.store(count.saturating_sub(1), Ordering::Relaxed);
+    }
+
+    /// Returns whether the present life is the one that other cores see.
+    fn is_shown(&self) -> bool {
+        self.shown.load(Ordering::Relaxed) == self.life.load(Ordering::Relaxed)
+    }
+}
+
 /// The lives of all cores.
 #[derive(Clone, Debug)]
 pub(crate) struct Lives {
-    /// A word for each node, as [`presence`] describes it.
-    words: Arc<[AtomicU32]>,
-    /// Number of changes.
+    /// [`CORES`] for each node.
+    entries: Arc<[Entry]>,
+    /// Number of changes that were shown.
     changes: Arc<AtomicU32>,
 }
 
@@ -38,37 +96,85 @@ impl Lives {
     /// Returns the table of a network of this many nodes, without software.
     pub(crate) fn new(nodes: u32) -> Self {
         // Life 0 stands for any life in a packet, so the first one is 1.
-        let words = (0..nodes).map(|_| AtomicU32::new(0)).collect();
-        Self { words, changes: Arc::default() }
+        let cores = nodes as usize * usize::from(CORES);
+        Self { entries: (0..cores).map(|_| Entry::default()).collect(), changes: Arc::default() }
     }
 
-    /// Returns the word of a node; `None` if it does not exist.
+    /// Returns a core's entry, if it exists.
     #[inline]
-    pub(crate) fn word(&self, node: u32) -> Option<u32> {
-        Some(self.words.get(node as usize)?.load(Ordering::Relaxed))
+    fn entry(&self, node: u32, core: u16) -> Option<&Entry> {
+        self.entries.get(node as usize * usize::from(CORES) + usize::from(core))
     }
 
-    /// Returns the life of a core; 0, which is none, if it does not exist.
+    /// Returns the lives of a node's cores that other cores see, as a word of
+    /// [`nicforge_hwi::torus::presence`]; `None` if the node does not exist.
+    pub(crate) fn shown(&self, node: u32) -> Option<u32> {
+        let shown = |core| Some(self.entry(node, core)?.shown.load(Ordering::Relaxed));
+        Some(u32::from(shown(0)?) | u32::from(shown(1)?) << 16)
+    }
+
+    /// Returns the present life of a core; 0, which is none, if it does not exist.
     #[inline]
     pub(crate) fn life(&self, node: u32, core: u16) -> u16 {
-        self.word(node).map_or(0, |word| presence::life(word, core))
+        self.entry(node, core).map_or(0, |entry| entry.life.load(Ordering::Relaxed))
     }
 
-    /// Returns the number of changes, modulo 2^32.
+    /// Returns whether other cores see the present life of a core.
+    #[inline]
+    pub(crate) fn is_shown(&self, node: u32, core: u16) -> bool {
+        self.entry(node, core).is_none_or(Entry::is_shown)
+    }
+
+    /// Returns the number of changes that were shown, modulo 2^32.
     pub(crate) fn changes(&self) -> u32 {
         self.changes.load(Ordering::Relaxed)
     }
 
-    /// Advances the life of a core. Returns the new one.
-    pub(crate) fn change(&self, node: u32, core: u16, change: Change) -> u16 {
-        let Some(entry) = self.words.get(node as usize) else { return 0 };
-        let word = entry.load(Ordering::Relaxed);
-        let life = next_life(presence::life(word, core), change);
+    /// Counts a packet that a core sends. Returns its sender for the trailer.
+    #[inline]
+    pub(crate) fn count_sent(&self, node: u32, core: u16) -> Sender {
+        let Some(entry) = self.entry(node, core) else { return Sender { node, core, life: 0 } };
+        entry.in_flight.fetch_add(1, Ordering::Relaxed);
+        Sender { node, core, life: entry.life.load(Ordering::Relaxed) }
+    }
 
-        let shift = 16 * u32::from(core & 1);
-        entry.store(word & !(0xffff << shift) | u32::from(life) << shift, Ordering::Relaxed);
+    /// Counts a packet that has arrived, or was dropped. The last one of a former life shows the
+    /// present one.
+    #[inline]
+    pub(crate) fn count_arrival(&self, sender: Sender) {
+        let Some(entry) = self.entry(sender.node, sender.core) else { return };
+        entry.count_arrival(sender.life);
+        if !entry.is_shown() && entry.former_in_flight.load(Ordering::Relaxed) == 0 {
+            self.show(sender.node, sender.core);
+        }
+    }
+
+    /// Advances the life of a core, and shows it unless packets of the former one are in flight.
+    pub(crate) fn change(&self, node: u32, core: u16, change: Change) {
+        let Some(entry) = self.entry(node, core) else { return };
+        let in_flight = entry.in_flight.swap(0, Ordering::Relaxed);
+        let former = entry.former_in_flight.fetch_add(in_flight, Ordering::Relaxed) + in_flight;
+
+        let life = next_life(entry.life.load(Ordering::Relaxed), change);
+        entry.life.store(life, Ordering::Relaxed);
+        if former == 0 {
+            self.show(node, core);
+        }
+    }
+
+    /// Shows the present life of a core, although packets of a former one may be in flight.
+    pub(crate) fn show(&self, node: u32, core: u16) {
+        let Some(entry) = self.entry(node, core) else { return };
+        entry.shown.store(entry.life.load(Ordering::Relaxed), Ordering::Relaxed);
         self.changes.fetch_add(1, Ordering::Relaxed);
-        life
+    }
+
+    /// Forgets the packets in flight of all cores. A reset of a node has dropped some of them.
+    pub(crate) fn forget_packets(&self) {
+        for entry in self.entries.iter() {
+            entry.in_flight.store(0, Ordering::Relaxed);
+            entry.former_in_flight.store(0, Ordering::Relaxed);
+        }
     }
 }
 
@@ -82,6 +188,8 @@ fn next_life(life: u16, change: Change) -> u16 {
     if next == 0 { 2 } else { next }
 }
 
+const _: () = assert!(CORES == 2 && presence::is_up(1));
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,13 +200,37 @@ mod tests {
         assert_eq!((lives.life(1, 0), lives.life(1, 1), lives.life(2, 0)), (0, 0, 0));
 
         for _ in 0..40_000 {
-            let life = lives.change(1, 1, Change::ComesOrGoes);
-            assert!(presence::is_up(life));
-            assert_eq!(lives.change(1, 1, Change::Restarts) % 2, 1);
-            let life = lives.change(1, 1, Change::ComesOrGoes);
-            assert!(!presence::is_up(life) && life != 0);
+            lives.change(1, 1, Change::ComesOrGoes);
+            assert!(presence::is_up(lives.life(1, 1)));
+            lives.change(1, 1, Change::Restarts);
+            assert!(presence::is_up(lives.life(1, 1)));
+            lives.change(1, 1, Change::ComesOrGoes);
+            assert!(!presence::is_up(lives.life(1, 1)) && lives.life(1, 1) != 0);
         }
-        assert_eq!((lives.life(1, 0), lives.word(0)), (0, Some(0)));
+        assert_eq!((lives.life(1, 0), lives.shown(0), lives.shown(2)), (0, Some(0), None));
         assert_eq!(lives.changes(), 120_000);
+    }
+
+    #[test]
+    fn a_change_is_shown_when_the_former_life_has_no_packet_in_flight() {
+        let lives = Lives::new(1);
+        lives.change(0, 0, Change::ComesOrGoes);
+        let sent = [(), ()].map(|()| lives.count_sent(0, 0));
+
+        lives.change(0, 0, Change::ComesOrGoes);
+        lives.change(0, 0, Change::ComesOrGoes);
+        assert_eq!((lives.life(0, 0), lives.shown(0)), (3, Some(1)));
+        let of_successor = lives.count_sent(0, 0);
+        lives.count_arrival(of_successor);
+        lives.count_arrival(sent[0]);
+        assert_eq!(lives.shown(0), Some(1));
+        lives.count_arrival(sent[1]);
+        assert_eq!((lives.shown(0), lives.is_shown(0, 0)), (Some(3), true));
+    }
+
+    #[test]
+    fn a_trailer_names_its_sender() {
+        let sender = Sender { node: 4095, core: 1, life: 0xfffe };
+        assert_eq!(Sender::of_trailer(sender.to_trailer()), sender);
     }
 }

@@ -6,9 +6,7 @@
 //! | 2 | in dimension order, with the bubble rule |
 //! | 3 | of high priority, in dimension order, with the bubble rule |
 
-use nicforge_hwi::torus::{
-    CHANNELS, Channel, MAX_PACKET, PORTS, PRIORITY_RECEPTION, RECEPTION_FIFOS, TRAILER,
-};
+use nicforge_hwi::torus::{CHANNELS, Channel, PORTS, PRIORITY_RECEPTION, RECEPTION_FIFOS};
 use nicforge_network::{
     deadlock::{NodeChannels, WaitGraph, bubble},
     router::{
@@ -19,7 +17,7 @@ use nicforge_network::{
 };
 
 use crate::{
-    config::{NetworkError, Options},
+    config::{MAX_ON_LINK, NetworkError, Options},
     group::{ALL_INJECTION_FIFOS, ALL_RECEPTION_FIFOS, GROUPS},
 };
 
@@ -127,8 +125,7 @@ impl Policy for NodePolicy {
 
 /// Returns the description of the routers of a network.
 pub(crate) fn router_spec(options: &Options) -> RouterSpec {
-    let framing = options.framing();
-    let longest = MAX_PACKET as u32 + framing;
+    let longest = MAX_ON_LINK as u32;
     let fifo = |packets: u16, priority| FifoSpec { bytes: longest * u32::from(packets), packets, priority };
 
     // The FIFOs for high priority come last in each group.
@@ -141,7 +138,7 @@ pub(crate) fn router_spec(options: &Options) -> RouterSpec {
     RouterSpec {
         ports: PORTS,
         link: options.link.clone(),
-        framing,
+        framing: 0,
         priorities,
         bubble_vcs: 1 << Channel::BubbleNormal as u16 | 1 << Channel::BubblePriority as u16,
         through_ratio: THROUGH_RATIO,
@@ -157,11 +154,6 @@ pub(crate) fn check_deadlock(torus: &Torus) -> Result<(), NetworkError> {
     graph.add_routes(&escape_routes(torus, rules(), class::NORMAL)?)?;
     graph.check_with(bubble(torus, Channel::BubbleNormal as u8))?;
     Ok(())
-}
-
-/// Returns the bytes of a packet on a link beyond its own.
-pub(crate) const fn framing(is_timed: bool) -> u32 {
-    if is_timed { TRAILER } else { 0 }
 }
 
 const _: () = assert!(ALL_INJECTION_FIFOS == 4 * GROUPS);

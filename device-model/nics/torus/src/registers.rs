@@ -102,6 +102,7 @@ impl TorusNic {
     ) {
         let Some(register) = Register::decode(offset, data.len()) else { return };
         let group = group_of(from);
+
         match (register, group) {
             (Register::Reception(fifo), Some(group)) => self.groups[group].read_port(fifo, offset, data),
             (Register::Status, Some(group)) => {
@@ -113,6 +114,7 @@ impl TorusNic {
                 self.groups[other].poll_heads();
                 answer_status(self.groups[other].status(), offset, data);
             }
+
             (Register::Tail(fifo), Some(group)) => {
                 let fifo = &self.groups[group].injection[fifo];
                 fifo.head().wrapping_add(fifo.count()).answer_read(data);
@@ -122,9 +124,10 @@ impl TorusNic {
                 self.groups[group].poll_heads();
                 self.groups[group].conditions().answer_read(data);
             }
+
             (Register::PresenceChanges, _) => self.site.lives.changes().answer_read(data),
             (Register::Presence(node), _) => {
-                if let Some(word) = self.site.lives.word(node) {
+                if let Some(word) = self.site.lives.shown(node) {
                     word.answer_read(data);
                 }
             }

@@ -5,6 +5,10 @@ use nicforge_hwi::{tree::VC_USER, tree_dcr::gi};
 
 use crate::config::ALL_BARRIERS;
 
+/// The global interrupt channels of the user channel's clients, one bit for each. The system
+/// channel's clients can use all channels.
+const USER_BARRIERS: u8 = (1 << gi::PRIVILEGED) - 1;
+
 /// Returns the global interrupt channel of the unit's register at `offset`. A register's offset has
 /// its kind in bits 7..6 and its channel in bits 5..4.
 pub(crate) fn gi_channel_of(offset: u64) -> u8 {
@@ -14,8 +18,13 @@ pub(crate) fn gi_channel_of(offset: u64) -> u8 {
 /// Returns the global interrupt channels that interrupt the clients of a virtual channel, one bit
 /// for each global interrupt channel.
 pub(crate) fn gi_channels_seen_by(vc: usize) -> u8 {
-    let user = (1u8 << gi::PRIVILEGED) - 1;
-    if vc == VC_USER { user } else { ALL_BARRIERS }
+    if vc == VC_USER { USER_BARRIERS } else { ALL_BARRIERS }
+}
+
+/// Returns the global interrupt channels that return to the state of power-on when the last client
+/// of a virtual channel leaves, one bit for each global interrupt channel.
+pub(crate) fn gi_channels_reset_with(vc: usize) -> u8 {
+    if vc == VC_USER { USER_BARRIERS } else { ALL_BARRIERS & !USER_BARRIERS }
 }
 
 /// The global interrupts of a node: its unit, and what the clients have seen of it.
@@ -56,9 +65,9 @@ impl GlobalInterrupts {
         }
     }
 
-    /// Returns to the state of power-on.
-    pub(crate) fn reset(&mut self, ports: &mut Ports<'_>) {
-        self.barrier.reset(self.members_at_power_on, ports);
+    /// Returns the channels of `channels` to the state of power-on, one bit for each channel.
+    pub(crate) fn reset(&mut self, channels: u8, ports: &mut Ports<'_>) {
+        self.barrier.reset(channels, self.members_at_power_on, ports);
         self.written = true;
     }
 
@@ -79,7 +88,7 @@ impl GlobalInterrupts {
     /// Reads the wires, and returns what has changed.
     pub(crate) fn update(&mut self, ports: &mut Ports<'_>) -> Update {
         if self.wires_read_at.is_none() {
-            self.barrier.reset(self.members_at_power_on, ports);
+            self.barrier.reset(ALL_BARRIERS, self.members_at_power_on, ports);
         }
 
         self.written = false;
@@ -126,11 +135,17 @@ struct Barrier {
 }
 
 impl Barrier {
-    /// Returns to the state of power-on, taking part in the channels of `participates`.
-    fn reset(&mut self, participates: u8, ports: &mut Ports<'_>) {
-        *self = Self { participates: participates & ALL_BARRIERS, ..Self::default() };
+    /// Returns the channels of `channels` to the state of power-on. The node then takes part in
+    /// those of them that are in `participates`.
+    fn reset(&mut self, channels: u8, participates: u8, ports: &mut Ports<'_>) {
+        let kept = !channels;
+        self.participates = self.participates & kept | participates & channels;
+        self.sticky &= kept;
+        self.and &= kept;
+        self.active &= kept;
+        self.interrupt &= kept;
 
-        for channel in 0..gi::CHANNELS as u8 {
+        for channel in (0..gi::CHANNELS as u8).filter(|channel| channels & (1 << channel) != 0) {
             ports.join_wire(channel, participates & (1 << channel) != 0);
             ports.drive_wire(channel, false);
             self.count_rises_as_reported(channel, ports);

@@ -15,7 +15,7 @@ use nicforge_kit::{AttachmentSet, retry};
 
 use crate::{
     barrier::{self, GlobalInterrupts},
-    config::{ConfigError, TreeConfig},
+    config::{ALL_BARRIERS, ConfigError, TreeConfig},
     fifo::{Channel, ChannelConfig, Exceptions, QuadHalves, SideItem},
     interrupts::{ATTACHMENTS, Interrupts},
     presence::Presence,
@@ -330,9 +330,8 @@ impl Device for TreeNic {
 
         if self.clients(number).next().is_none() {
             self.channels[number].close(&mut context.ports());
-            if number == VC_USER {
-                self.global_interrupts.reset(&mut context.ports());
-            }
+            let barriers = barrier::gi_channels_reset_with(number);
+            self.global_interrupts.reset(barriers, &mut context.ports());
         }
 
         if attachment.0 < CORES {
@@ -354,7 +353,7 @@ impl Device for TreeNic {
 
                 self.interrupts.reset();
                 self.soft_reset(context);
-                self.global_interrupts.reset(&mut context.ports());
+                self.global_interrupts.reset(ALL_BARRIERS, &mut context.ports());
             }
         }
 

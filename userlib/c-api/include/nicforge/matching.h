@@ -29,6 +29,11 @@
 #define MATCHING_ANY_TAG 18446744073709551615ull
 
 /*
+ The context of the messages of matching_barrier. Sends and receives of it fail with -EINVAL.
+ */
+#define MATCHING_BARRIER_CONTEXT 16383
+
+/*
  An opened rank.
  */
 typedef struct matching_endpoint matching_endpoint;
@@ -116,7 +121,7 @@ int32_t matching_size(const struct matching_endpoint *endpoint);
 
 /*
  Starts a send of `size` bytes to rank `to`. Returns 0 and stores a number for the request in
- `*request`, or returns a negative error number.
+ `*request`, or returns a negative error number. MATCHING_BARRIER_CONTEXT gives -EINVAL.
 
  # Safety
  `endpoint` is NULL or a handle. `data` has `size` readable bytes, which are not written until
@@ -134,6 +139,7 @@ int32_t matching_isend(const struct matching_endpoint *endpoint,
  Starts a receive of up to `size` bytes from rank `from` or MATCHING_ANY_SOURCE. Bits of the tag
  that are set in `ignore` are not compared; MATCHING_ANY_TAG sets all of them. Returns 0 and
  stores a number for the request in `*request`, or returns a negative error number.
+ MATCHING_BARRIER_CONTEXT gives -EINVAL.
 
  # Safety
  `endpoint` is NULL or a handle. `data` has `size` writable bytes, which nothing else accesses
@@ -206,6 +212,7 @@ int32_t matching_cancel(const struct matching_endpoint *endpoint, uint64_t reque
  - -EINPROGRESS: the time limit has passed or the wait was interrupted, but a part has left; the
    data stays in use until matching_close;
  - -EBUSY: nothing was started;
+ - -EINVAL: `context` is MATCHING_BARRIER_CONTEXT;
  - all others as for matching_wait.
 
  # Safety
@@ -236,8 +243,8 @@ int32_t matching_recv(const struct matching_endpoint *endpoint,
 
 /*
  Sets or clears interruption. While `on`, present and later waits for this endpoint end with
- -EINTR, except those of matching_barrier. Any thread may call it. Returns 0, or a negative error
- number.
+ -EINTR, those of matching_barrier within a tenth of a second. Any thread may call it. Returns 0,
+ or a negative error number.
 
  # Safety
  `endpoint` is NULL or a handle.
@@ -255,8 +262,8 @@ int32_t matching_progress(const struct matching_endpoint *endpoint);
 
 /*
  Waits until all ranks have called it, for example before they close. After a time-out
- (-ETIMEDOUT), the next call continues the same barrier. After any other error, every later call
- fails. Returns 0, or a negative error number.
+ (-ETIMEDOUT) or an interruption (-EINTR), the next call continues the same barrier. After any
+ other error, every later call fails. Returns 0, or a negative error number.
 
  # Safety
  `endpoint` is NULL or a handle.

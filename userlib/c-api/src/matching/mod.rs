@@ -22,10 +22,13 @@ use std::{
 
 use nicforge_driver::{Cancel, Deadline};
 use nicforge_matching::{Buffer, Completion, Config, Envelope, Error, Request, Selector};
-use nicforge_mpi_programs::collective::Barrier;
+use nicforge_mpi_programs::{
+    Error as ProgramError,
+    collective::{self, Barrier},
+};
 
 use self::{
-    failure::{failure, of_request, of_transport},
+    failure::{failure, of_program, of_request, of_transport},
     rank::Rank,
 };
 use crate::support::{
@@ -38,9 +41,15 @@ pub const MATCHING_ANY_SOURCE: i32 = -1;
 /// In place of `ignore`, for receives: any tag.
 pub const MATCHING_ANY_TAG: u64 = 0xffff_ffff_ffff_ffff;
 const _: () = assert!(MATCHING_ANY_TAG == u64::MAX);
+/// The context of the messages of matching_barrier. Sends and receives of it fail with -EINVAL.
+pub const MATCHING_BARRIER_CONTEXT: u32 = 0x3fff;
+const _: () = assert!(MATCHING_BARRIER_CONTEXT == collective::CONTEXT);
 
 /// Number of the longest eager messages for which a window has room, as the default window has.
 const EAGER_MESSAGES_IN_WINDOW: usize = 32;
+
+/// Longest time for which a wait for the barrier is not interrupted.
+const BARRIER_SLICE: Duration = Duration::from_millis(100);
 
 /// Options of an endpoint. All zero is the default.
 #[repr(C)]
@@ -117,6 +126,25 @@ impl Inner {
             ),
             other => failure(other),
         })
+    }
+
+    /// Waits until all ranks have entered the barrier. The barrier itself has no cancellation, so
+    /// the wait is divided into short ones, and `cancel` is checked before each.
+    fn wait_for_barrier(&mut self, cancel: &Cancel) -> Result<(), Failure> {
+        let deadline = self.deadline();
+
+        loop {
+            if cancel.is_cancelled() {
+                return Err(failure(Error::Interrupted { what: "the barrier" }));
+            }
+
+            let slice = deadline.at_most(BARRIER_SLICE);
+            match self.rank.wait_for_barrier(&mut self.barrier, slice) {
+                Ok(()) => return Ok(()),
+                Err(ProgramError::Endpoint(Error::Timeout { .. })) if !deadline.has_passed() => {}
+                Err(error) => return Err(of_program(error)),
+            }
+        }
     }
 }
 
@@ -198,7 +226,7 @@ pub unsafe extern "C" fn matching_size(endpoint: *const matching_endpoint) -> i3
 }
 
 /// Starts a send of `size` bytes to rank `to`. Returns 0 and stores a number for the request in
-/// `*request`, or returns a negative error number.
+/// `*request`, or returns a negative error number. MATCHING_BARRIER_CONTEXT gives -EINVAL.
 ///
 /// # Safety
 /// `endpoint` is NULL or a handle. `data` has `size` readable bytes, which are not written until
@@ -215,6 +243,7 @@ pub unsafe extern "C" fn matching_isend(
 ) -> i32 {
     guarded_number(|| {
         let out = non_null(request, "request")?;
+        check_context(context)?;
         // SAFETY: by this function's contract.
         let buffer = unsafe { borrowed_buffer(data.cast_mut(), size) }?;
         let send = |inner: &mut Inner, _: &Cancel| {
@@ -232,6 +261,7 @@ pub unsafe extern "C" fn matching_isend(
 /// Starts a receive of up to `size` bytes from rank `from` or MATCHING_ANY_SOURCE. Bits of the tag
 /// that are set in `ignore` are not compared; MATCHING_ANY_TAG sets all of them. Returns 0 and
 /// stores a number for the request in `*request`, or returns a negative error number.
+/// MATCHING_BARRIER_CONTEXT gives -EINVAL.
 ///
 /// # Safety
 /// `endpoint` is NULL or a handle. `data` has `size` writable bytes, which nothing else accesses
@@ -350,6 +380,7 @@ pub unsafe extern "C" fn matching_cancel(endpoint: *const matching_endpoint, req
 /// - -EINPROGRESS: the time limit has passed or the wait was interrupted, but a part has left; the
 ///   data stays in use until matching_close;
 /// - -EBUSY: nothing was started;
+/// - -EINVAL: `context` is MATCHING_BARRIER_CONTEXT;
 /// - all others as for matching_wait.
 ///
 /// # Safety
@@ -364,6 +395,7 @@ pub unsafe extern "C" fn matching_send(
     size: usize,
 ) -> i32 {
     guarded_number(|| {
+        check_context(context)?;
         // SAFETY: by this function's contract.
         let buffer = unsafe { borrowed_buffer(data.cast_mut(), size) }?;
         let send = |inner: &mut Inner, cancel: &Cancel| {
@@ -409,8 +441,8 @@ pub unsafe extern "C" fn matching_recv(
 }
 
 /// Sets or clears interruption. While `on`, present and later waits for this endpoint end with
-/// -EINTR, except those of matching_barrier. Any thread may call it. Returns 0, or a negative error
-/// number.
+/// -EINTR, those of matching_barrier within a tenth of a second. Any thread may call it. Returns 0,
+/// or a negative error number.
 ///
 /// # Safety
 /// `endpoint` is NULL or a handle.
@@ -436,23 +468,29 @@ pub unsafe extern "C" fn matching_progress(endpoint: *const matching_endpoint) -
 }
 
 /// Waits until all ranks have called it, for example before they close. After a time-out
-/// (-ETIMEDOUT), the next call continues the same barrier. After any other error, every later call
-/// fails. Returns 0, or a negative error number.
+/// (-ETIMEDOUT) or an interruption (-EINTR), the next call continues the same barrier. After any
+/// other error, every later call fails. Returns 0, or a negative error number.
 ///
 /// # Safety
 /// `endpoint` is NULL or a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn matching_barrier(endpoint: *const matching_endpoint) -> i32 {
-    let barrier = |inner: &mut Inner, _: &Cancel| {
-        let deadline = inner.deadline();
-        inner.rank.wait_for_barrier(&mut inner.barrier, deadline).map(|()| 0)
-    };
+    let barrier = |inner: &mut Inner, cancel: &Cancel| inner.wait_for_barrier(cancel).map(|()| 0);
     // SAFETY: by this function's contract.
     guarded_number(|| unsafe { with_object(endpoint, barrier) })
 }
 
+/// Refuses the context of the barrier's messages.
+fn check_context(context: u32) -> Result<(), Failure> {
+    if context == MATCHING_BARRIER_CONTEXT {
+        return Err(Failure::new(libc::EINVAL, "messages of this context belong to matching_barrier"));
+    }
+    Ok(())
+}
+
 /// Returns the selector for the arguments of a receive.
 fn selector(from: i32, context: u32, tag: u64, ignore: u64) -> Result<Selector, Failure> {
+    check_context(context)?;
     let source = match from {
         MATCHING_ANY_SOURCE => None,
         from => Some(u32::try_from(from).map_err(|_| Failure::new(libc::EINVAL, "there is no such rank"))?),

@@ -4,10 +4,10 @@ use nicforge_driver::{Cancel, Deadline, Device, OpenOptions, environment};
 use nicforge_extoll_transport::{Config as ExtollConfig, ExtollTransport, Job};
 use nicforge_hwi::pci;
 use nicforge_matching::{Buffer, Completion, Config, Endpoint, Envelope, Error, Mode, Request, Selector};
-use nicforge_mpi_programs::collective::Barrier;
+use nicforge_mpi_programs::{Error as ProgramError, collective::Barrier};
 use nicforge_mu_transport::{Config as MuConfig, MuTransport};
 
-use super::failure::{failure, of_mu_transport, of_program, of_transport};
+use super::failure::{failure, of_mu_transport, of_transport};
 use crate::support::Failure;
 
 /// The value of a request for its completion that the program does not use.
@@ -105,7 +105,7 @@ impl Rank {
         &mut self,
         barrier: &mut Barrier<Request>,
         deadline: Deadline,
-    ) -> Result<(), Failure> {
-        with_endpoint!(self, endpoint => barrier.wait(&mut **endpoint, deadline)).map_err(of_program)
+    ) -> Result<(), ProgramError<Error>> {
+        with_endpoint!(self, endpoint => barrier.wait(&mut **endpoint, deadline))
     }
 }

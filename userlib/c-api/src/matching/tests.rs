@@ -1,5 +1,7 @@
 //! Tests of the C API from Rust.
 
+use std::{thread, time::Instant};
+
 use nicforge_driver::Device;
 use nicforge_extoll_transport::{Config as ExtollConfig, ExtollTransport, Job};
 use nicforge_machine::{build::build, description::parse, in_process::LocalMachine};
@@ -18,6 +20,23 @@ fn device(table: &str, node: &str, attachment: &str) -> Device {
     Device::from_backing(backing).unwrap()
 }
 
+/// Returns the handle of a rank.
+fn endpoint(rank: Rank) -> matching_endpoint {
+    let inner = Inner { rank, timeout: Some(Duration::from_secs(60)), barrier: Barrier::default() };
+    matching_endpoint(Handle::new(inner).unwrap())
+}
+
+/// Returns both ranks of a job on two EXTOLL cards.
+fn two_ranks() -> [matching_endpoint; 2] {
+    let text = "name = \"two\"\n[[extoll]]\nmesh = 2\n";
+    let machine = LocalMachine::new(build(&parse(text, "two.toml", &families()).unwrap()).unwrap().0);
+    ["ex0", "ex1"].map(|node| {
+        let device = Device::from_backing(machine.open_named(node, "vpid0").unwrap()).unwrap();
+        let transport = ExtollTransport::open(device, &Job::of_nodes(2, 1), ExtollConfig::default());
+        endpoint(Rank::of_extoll(transport.unwrap(), Config::default()).unwrap())
+    })
+}
+
 /// Returns the only ranks of two jobs, one on each network.
 fn single_ranks() -> [matching_endpoint; 2] {
     let card = device("[[extoll]]\nmesh = 2", "ex0", "vpid0");
@@ -27,14 +46,7 @@ fn single_ranks() -> [matching_endpoint; 2] {
 
     let config = Config::default();
     let ranks = [Rank::of_extoll(extoll.unwrap(), config), Rank::of_mu(mu.unwrap(), config)];
-    ranks.map(|rank| {
-        let inner = Inner {
-            rank: rank.unwrap(),
-            timeout: Some(Duration::from_secs(60)),
-            barrier: Barrier::default(),
-        };
-        matching_endpoint(Handle::new(inner).unwrap())
-    })
+    ranks.map(|rank| endpoint(rank.unwrap()))
 }
 
 /// Interrupting a wait does not cancel the request; its number remains valid.
@@ -68,6 +80,59 @@ fn interrupt_a_wait(endpoint: &matching_endpoint) {
     // SAFETY: as above.
     let second_wait = unsafe { matching_wait(handle, request, &raw mut status) };
     assert_eq!(second_wait, -libc::EBADF);
+}
+
+/// The barrier's own messages cannot be mixed with those of the program.
+#[test]
+fn the_context_of_the_barrier_is_refused() {
+    single_ranks().iter().for_each(use_the_context_of_the_barrier);
+}
+
+/// Calls each function that takes a context with the barrier's.
+fn use_the_context_of_the_barrier(endpoint: &matching_endpoint) {
+    let handle = std::ptr::from_ref(endpoint);
+    let (mut received, sent, mut request) = ([0_u8; 8], [7_u8; 8], 0);
+    let (data, target) = (sent.as_ptr().cast(), received.as_mut_ptr().cast());
+    let (context, status) = (MATCHING_BARRIER_CONTEXT, std::ptr::null_mut());
+
+    let calls = [
+        // SAFETY: the handle and all memory live until the end.
+        unsafe { matching_isend(handle, 0, context, 2, data, 8, &raw mut request) },
+        // SAFETY: as above.
+        unsafe { matching_irecv(handle, 0, context, 2, 0, target, 8, &raw mut request) },
+        // SAFETY: as above.
+        unsafe { matching_send(handle, 0, context, 2, data, 8) },
+        // SAFETY: as above.
+        unsafe { matching_recv(handle, 0, context, 2, 0, target, 8, status) },
+    ];
+
+    assert_eq!(calls, [-libc::EINVAL; 4]);
+}
+
+/// An interruption ends a barrier that waits. The next call continues the same barrier.
+#[test]
+fn an_interrupted_barrier_is_continued_by_the_next_call() {
+    // SAFETY: the handles live until the end.
+    let barrier = |endpoint: &matching_endpoint| unsafe { matching_barrier(endpoint) };
+    // SAFETY: as above.
+    let interrupt = |endpoint: &matching_endpoint, on| unsafe { matching_interrupt(endpoint, on) };
+    let ranks = two_ranks();
+
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| barrier(&ranks[0]));
+        thread::sleep(Duration::from_millis(50));
+        let interrupted_at = Instant::now();
+        assert_eq!(interrupt(&ranks[0], true), 0);
+        assert_eq!(waiting.join().unwrap(), -libc::EINTR);
+        assert!(interrupted_at.elapsed() < Duration::from_secs(1));
+    });
+    assert_eq!(barrier(&ranks[0]), -libc::EINTR);
+
+    assert_eq!(interrupt(&ranks[0], false), 0);
+    thread::scope(|scope| {
+        let first = scope.spawn(|| barrier(&ranks[0]));
+        assert_eq!((barrier(&ranks[1]), first.join().unwrap()), (0, 0));
+    });
 }
 
 /// A failed request and a failed endpoint have different error numbers.

@@ -81,7 +81,8 @@ impl ComputeCore {
     /// `token` is that of the last RESET, and is advanced.
     fn reset(&self, scope: Scope, token: &mut u32, waiter: &mut Waiter<'_>) -> Result<(), Error> {
         let io_node = self.node.channel.info().io_node;
-        let linked = self.link();
+        // Any process may acknowledge a RESET of everything.
+        let linked = self.link().filter(|_| scope != Scope::All);
         if scope != Scope::All && linked.is_none() {
             return Err(Error::PeerGone { peer: self.peer() });
         }
@@ -94,7 +95,7 @@ impl ComputeCore {
             }
 
             *token = token.wrapping_add(1);
-            match self.reset_once(scope, *token, generations, waiter) {
+            match self.reset_once(scope, *token, linked, generations, waiter) {
                 Ok(link) if !self.is_gone(link) => {
                     self.finish_reset(scope, link);
                     return Ok(());
@@ -106,19 +107,25 @@ impl ComputeCore {
         }
     }
 
-    /// Sends one RESET and waits for its acknowledgement. It ends early when a process on the I/O
-    /// node comes or goes, or when this core's own generation changes.
+    /// Sends one RESET and waits for its acknowledgement by the process of `linked`, or by any
+    /// process on the I/O node without a link. It ends early when that process is gone, or without
+    /// a link when any process comes or goes. It also ends when this core's own generation changes.
     fn reset_once(
         &self,
         scope: Scope,
         token: u32,
+        linked: Option<IoNodeLink>,
         generations: [Generation; CORES as usize],
         waiter: &mut Waiter<'_>,
     ) -> Result<IoNodeLink, Error> {
         let io_node = self.node.channel.info().io_node;
         let (resets, own_generation) = (self.resets(), self.own_generation());
         let has_own_changed = || self.own_generation() != own_generation || self.resets() != resets;
-        let changed = || self.node.channel.node_presence(io_node) != generations || has_own_changed();
+        let has_peer_changed = || match linked {
+            Some(link) => self.peer_is_gone(link),
+            None => self.node.channel.node_presence(io_node) != generations,
+        };
+        let changed = || has_peer_changed() || has_own_changed();
 
         let head = ResetHead {
             token: token.into(),

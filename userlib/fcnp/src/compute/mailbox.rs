@@ -10,8 +10,8 @@
 //!   in its FIFO, which is stored with it, shows that it is the same packet.
 //! - The *stream word* names the core that receives the data packets. It is set before the READ
 //!   acknowledgement is delivered, and its owner clears it after the last packet. No other core
-//!   touches the receive FIFO meanwhile, unless that core is down or a newer process has it. In
-//!   both cases the data are orphans.
+//!   touches the receive FIFO meanwhile, unless that core is down, a newer process has it, or its
+//!   read has ended. In each case the data are orphans.
 //! - The *readers* are the cores that are in a read. An acknowledgement for another core belongs to
 //!   a read that ended without a withdrawal, so its data are orphans, too. A core enters itself
 //!   before its request can leave.

@@ -11,6 +11,8 @@ mod handshake;
 mod link;
 mod mailbox;
 mod node;
+#[cfg(test)]
+mod tests;
 mod transfer;
 
 use std::sync::{
@@ -244,6 +246,8 @@ impl ComputeCore {
         let state = self.state(direction);
         let _busy = FlagGuard::set(&state.busy).ok_or(Error::Busy { what: direction.call() })?;
         let mut waiter = Waiter::new(&self.node.channel, deadline, cancel);
+        // A call that has already ended must not send a request: a short message is wholly in it.
+        waiter.check("the start of a call")?;
 
         let (link, _running) = loop {
             let link = self.link_for(direction, &mut waiter)?;

@@ -14,6 +14,8 @@
 //!   skips the packet that it has already.
 //! - *The new owner of the lock*: the NIC frees the lock and discards the data. If the NIC had seen
 //!   the death before the hand-over, the next waiting core frees the lock.
+//!
+//! The next waiting core also frees the lock if the new owner lives, but its read has ended.
 
 use crate::{
     Error,
@@ -149,9 +151,9 @@ impl Node {
         self.mailbox(self.name.core, kind).clear();
     }
 
-    /// Returns whether the process that owns `stream` is gone.
-    fn is_stale(&self, stream: Stream) -> bool {
-        stream.generation != self.generation(stream.core)
+    /// Returns whether the process that owns `stream` is gone or has given up its read.
+    fn is_abandoned(&self, stream: Stream) -> bool {
+        stream.generation != self.generation(stream.core) || !self.is_reading(stream.core, stream.generation)
     }
 
     /// Returns whether this core may touch the FIFO while it waits for an acknowledgement of kind
@@ -159,9 +161,8 @@ impl Node {
     fn access_for(&self, stream: Option<Stream>, awaited: Kind) -> FifoAccess {
         match stream {
             None => FifoAccess::Free,
-            Some(stream) if self.is_stale(stream) => FifoAccess::AfterClear,
+            Some(stream) if self.is_abandoned(stream) => FifoAccess::AfterClear,
             Some(stream) if stream.core != self.name.core => FifoAccess::Refused,
-            Some(stream) if !self.is_reading(stream.core, stream.generation) => FifoAccess::AfterClear,
             // The stream is this core's own.
             Some(_) if awaited == Kind::Read => FifoAccess::Free,
             Some(_) => FifoAccess::Refused,
@@ -177,8 +178,9 @@ impl Node {
             return None;
         }
 
-        // The lock may have been handed over to a core that had died already.
-        if let Some(stream) = stream.filter(|stream| self.is_stale(*stream)) {
+        // The lock may have been handed over to a core that had died or given up its read already.
+        // If that core begins another read meanwhile, the second check below refuses the FIFO.
+        if let Some(stream) = stream.filter(|stream| self.is_abandoned(*stream)) {
             self.channel.receive_lock().free_handed(stream.core);
         }
 

@@ -49,6 +49,9 @@ const LOCK_WAIT: Duration = Duration::from_secs(1);
 ///
 /// When the device is reset, every call ends with [`Error::Device`]. The `IoNode` must then be
 /// dropped before another one is opened on the device.
+///
+/// Dropping it resets the device, unless that has happened already. The compute cores then report
+/// [`Error::PeerGone`], also if another `IoNode` is opened on the same device.
 #[derive(Debug)]
 pub struct IoNode {
     inner: Arc<Inner>,
@@ -188,6 +191,13 @@ impl Drop for IoNode {
         self.inner.daemon.stop();
         if let Some(daemon) = self.daemon.take() {
             daemon.join();
+        }
+
+        // The next `IoNode` on this device knows no link. After a reset, the compute cores see that
+        // this one is gone, and link again. They see it anyway if the device is lost.
+        let device = self.inner.channel.device();
+        if !self.inner.is_reset() && !device.is_gone() {
+            let _ = device.reset();
         }
     }
 }

@@ -67,8 +67,8 @@ impl LockBox {
         if is_adopted { Some(Held { lock: self, owner }) } else { self.try_lock(owner) }
     }
 
-    /// Frees the lock box if it was handed to core `core`. The caller knows that the core has gone
-    /// without adopting it.
+    /// Frees the lock box if it was handed to core `core`. The caller knows that the core has gone,
+    /// or that the call has ended that would have adopted it.
     pub fn free_handed(&self, core: u16) {
         let handed = owner_word(core, NO_THREAD);
         let _ = self.word.compare_exchange(handed, 0, Ordering::AcqRel, Ordering::Relaxed);

@@ -58,7 +58,8 @@ struct Pending {
 impl Pending {
     /// Returns the first nanosecond after the packet's creation.
     fn time(&self) -> Nanos {
-        Nanos((self.created_ps / PICOS_PER_NANO) as u64 + 1)
+        // A time that no `u64` has becomes the last one, by which each run has ended.
+        Nanos(((self.created_ps / PICOS_PER_NANO) as u64).saturating_add(1))
     }
 }
 

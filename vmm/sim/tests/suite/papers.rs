@@ -5,6 +5,7 @@ use std::process::{Command, Output};
 use nicforge_sim::paper::{
     ALL,
     experiment::{Experiment, Options, Run},
+    judgement::Role,
     table::{Table, json},
 };
 
@@ -94,4 +95,13 @@ fn every_paper_is_tested() {
     let mut names: Vec<_> = ALL.iter().map(|experiment| experiment.name).collect();
     names.sort_unstable();
     assert_eq!(names, NAMES);
+}
+
+/// The delay of the cables is what the rest of the model leaves of the paper's latency, so this
+/// latency predicts nothing.
+#[test]
+fn latency_by_which_a_delay_was_chosen_calibrates_the_model() {
+    let rows = (find("bgq").rows)();
+    let latency = rows.iter().find(|row| row.what.starts_with("projection: latency")).unwrap();
+    assert_eq!(latency.role, Role::Calibrates);
 }

@@ -93,6 +93,12 @@ fn idle_network_has_the_latency_of_its_links() {
 }
 
 #[test]
+fn load_whose_first_packet_comes_after_all_times_sends_nothing() {
+    let point = point(&sweep(&SQUARE, Pattern::Uniform, 1e-22));
+    assert_eq!((point.received, point.unfinished), (0, 0));
+}
+
+#[test]
 fn network_accepts_a_low_load_as_it_is_offered() {
     for pattern in [Pattern::Uniform, Pattern::PermutationWalk, Pattern::NearestNeighbour, Pattern::Bisection]
     {

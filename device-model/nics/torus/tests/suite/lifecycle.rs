@@ -165,3 +165,50 @@ fn lock_boxes_of_a_core_that_ends_are_freed() {
     core0.id.detach(&mut rig.machine);
     assert_eq!([0, 127, 5].map(|number| lock(number).load(Ordering::Acquire)), [0, 0, 2]);
 }
+
+/// Fills the way from core 0 of node 0 to node 1, which takes nothing, and ends the sender. Returns
+/// the receiver and a third client.
+fn end_behind_a_full_fifo(rig: &mut Rig) -> (crate::common::Client, crate::common::Client) {
+    let (mut sender, receiver, watcher) = (rig.core(0, 0), rig.core(1, 0), rig.core(2, 0));
+    let header = rig.to(1).deterministic();
+    while rig.try_send(&mut sender, 0, header, &payload(1, 8)) {
+        rig.run();
+    }
+    sender.id.detach(&mut rig.machine);
+    rig.run();
+    (receiver, watcher)
+}
+
+#[test]
+fn an_end_is_shown_when_all_packets_have_arrived() {
+    let mut rig = Rig::torus([4, 1, 1]);
+    let (receiver, watcher) = end_behind_a_full_fifo(&mut rig);
+    let mut successor = rig.core(0, 0);
+    let to_watcher = rig.to(2);
+    assert!(rig.try_send(&mut successor, 0, to_watcher, &payload(5, 1)));
+    rig.run();
+    assert_eq!((rig.life(&watcher, 0, 0), watcher.receive()), (1, None));
+
+    loop {
+        receiver.id.write32(&mut rig.machine, 0, reg::HEADS_MOVED, 0);
+        rig.run();
+        if receiver.receive_all().is_empty() {
+            break;
+        }
+    }
+    // The card of the successor looks again after a while.
+    rig.machine.advance(1_000_000);
+    rig.run();
+    assert_eq!(rig.life(&watcher, 0, 0), 3);
+    assert_eq!(watcher.receive().map(|packet| packet.payload), Some(payload(5, 1)));
+}
+
+#[test]
+fn an_end_is_shown_after_a_second_if_a_receiver_takes_nothing() {
+    let mut rig = Rig::torus([4, 1, 1]);
+    let (_receiver, watcher) = end_behind_a_full_fifo(&mut rig);
+    assert_eq!(rig.life(&watcher, 0, 0), 1);
+    rig.machine.advance(1_000_000_000);
+    rig.run();
+    assert_eq!(rig.life(&watcher, 0, 0), 2);
+}

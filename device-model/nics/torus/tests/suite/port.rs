@@ -71,7 +71,7 @@ fn a_write_to_a_full_fifo_is_dropped_and_counted() {
     assert!(errors > 0);
     let dropped = sender.id.read32(&mut rig.machine, 0, reg::DCR + 4 * u64::from(dcr::RE_BADHDR_FULLFIFO));
     assert_eq!(dropped, errors);
-    // What was taken is whole.
+    // The packets that were sent are whole.
     assert_eq!(receiver.receive().unwrap().payload, payload(3, MAX_CHUNKS));
 }
 

@@ -1,8 +1,8 @@
 //! Ways of packets through the torus.
 
 use nicforge_core::fabric::LinkSpec;
-use nicforge_hwi::torus::{CHANNELS, MAX_PACKET, PacketHeader, hint};
-use nicforge_torus::Options;
+use nicforge_hwi::torus::{CHANNELS, PacketHeader, hint};
+use nicforge_torus::{Options, config::MAX_ON_LINK};
 
 use crate::common::{Rig, payload};
 
@@ -12,7 +12,7 @@ fn timed() -> Options {
         delay: 50,
         bits_per_second: 1_400_000_000,
         cut_through: Some(32),
-        ..LinkSpec::new(CHANNELS, 4, MAX_PACKET)
+        ..LinkSpec::new(CHANNELS, 4, MAX_ON_LINK)
     };
     Options { link }
 }

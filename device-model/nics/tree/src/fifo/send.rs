@@ -36,7 +36,7 @@ impl SendFifo {
 
     /// Starts again with empty slots. The side queue keeps its items.
     pub(super) fn restart(&mut self) {
-        self.side.restart();
+        self.side.move_in_front_of(0);
         self.head = 0;
         self.seen = 0;
         self.current = None;
@@ -97,13 +97,8 @@ impl SendFifo {
     /// Looks at the first item.
     #[inline]
     pub(super) fn poll_head(&mut self, slots: Option<&Ring>) -> SendHead {
-        if let Some(item) = self.side.before(self.head) {
-            return match item {
-                SideItem::Packet(packet) => SendHead::Packet(Header(packet.header as u32)),
-                SideItem::Presence { core, generation } => {
-                    SendHead::Presence { core: *core, generation: *generation }
-                }
-            };
+        if let Some(head) = self.side_head() {
+            return head;
         }
 
         if self.current.is_none() {
@@ -113,11 +108,24 @@ impl SendFifo {
         match self.current {
             Some(control) => SendHead::Packet(header_of(control)),
             None => {
-                // No slot from the head on is filled.
+                // No slot from the head on is filled. Items of the side queue that wait for a later
+                // slot are next, because a client has emptied the slots in front of them.
                 self.seen = 0;
-                SendHead::Empty
+                self.side.move_in_front_of(self.head);
+                self.side_head().unwrap_or(SendHead::Empty)
             }
         }
+    }
+
+    /// Returns the first item of the side queue if it goes in front of the slot at the head.
+    #[inline]
+    fn side_head(&self) -> Option<SendHead> {
+        self.side.before(self.head).map(|item| match item {
+            SideItem::Packet(packet) => SendHead::Packet(Header(packet.header as u32)),
+            SideItem::Presence { core, generation } => {
+                SendHead::Presence { core: *core, generation: *generation }
+            }
+        })
     }
 
     /// Sends packets out of the slots while `belongs_to_row` accepts their headers, at most

@@ -75,10 +75,10 @@ impl SideQueue {
         Some(item)
     }
 
-    /// Makes all items go in front of slot 0.
-    pub(super) fn restart(&mut self) {
+    /// Makes all items go in front of `slot`.
+    pub(super) fn move_in_front_of(&mut self, slot: u32) {
         for item in &mut self.items {
-            item.slot = 0;
+            item.slot = slot;
         }
     }
 

@@ -5,7 +5,7 @@ use crate::common::{Client, Rig, payload, to};
 use nicforge_core::{ids::AttachmentId, machine::region};
 use nicforge_hwi::{
     tree::{ATTACHMENT_ADMIN, SLOT, mirror, window},
-    tree_dcr::REGISTERS,
+    tree_dcr::{INJ_PIXEN, REGISTERS, dcr, pix},
 };
 use proptest::prelude::*;
 
@@ -222,4 +222,27 @@ fn a_header_changed_after_the_packet_was_seen_has_no_effect() {
     }
 
     assert_eq!(compute.receive().unwrap(), (to(1), payload(12)));
+}
+
+#[test]
+fn send_slots_that_a_client_empties_again_do_not_hold_back_a_presence_symbol() {
+    let mut rig = Rig::psets(&[2]);
+    let (io, compute, admin) = (rig.core(0), rig.core(1), rig.admin(1));
+    let enabled = rig.read32(&admin, dcr(INJ_PIXEN));
+    rig.write32(&admin, dcr(INJ_PIXEN), enabled & !pix::ENABLE);
+    for number in 0..8 {
+        assert!(compute.try_send(to(0), &payload(number)));
+    }
+    rig.run();
+
+    // The symbol of core 1 goes behind the eight packets.
+    rig.attach(1, 1);
+    for slot in 1..8 {
+        compute.set_window(window::SEND + slot * SLOT, 0);
+    }
+    rig.write32(&admin, dcr(INJ_PIXEN), enabled);
+    rig.run();
+
+    assert_eq!(io.receive().unwrap().1, payload(0));
+    assert_eq!(io.presence(1, 1) % 2, 1);
 }

@@ -267,3 +267,35 @@ fn cores_cannot_use_the_systems_channels() {
 
     assert_eq!(rig.read32(&core, gi::BASE) & (gi::MODE >> 2), gi::MODE >> 2);
 }
+
+#[test]
+fn a_core_that_leaves_changes_no_channel_of_the_system() {
+    let mut rig = Rig::psets(&[2]);
+    let admins = [rig.admin(1), rig.admin(2)];
+    for admin in &admins {
+        arm(&mut rig, admin, 2, true);
+    }
+    fire(&mut rig, &admins[0], 2);
+
+    let core = rig.attach(1, 0);
+    rig.kill(&core);
+    fire(&mut rig, &admins[1], 2);
+    rig.run();
+
+    assert!(admins.iter().all(|admin| is_set(admin, 2)));
+}
+
+#[test]
+fn the_last_client_that_leaves_resets_its_own_channels_only() {
+    let mut rig = Rig::psets(&[2]);
+    let (core, admin) = (rig.core(1), rig.admin(1));
+    arm(&mut rig, &core, 0, true);
+    arm(&mut rig, &admin, 2, true);
+    rig.run();
+
+    rig.kill(&admin);
+    rig.run();
+
+    let modes = core.mirror(mirror::GLOBAL_INT) & (gi::MODE | gi::MODE >> 2);
+    assert_eq!(modes, gi::MODE);
+}

@@ -1,43 +1,12 @@
 //! A core is killed at each point of a hand-over, and the other cores continue.
 
-use std::{sync::Arc, thread, time::Duration};
-
-use nicforge_driver::Device;
-use nicforge_machine::{build::build, description::parse, in_process::LocalMachine};
-use nicforge_nics::families;
+use std::thread;
 
 use super::*;
-use crate::{ComputeCore, Config, IoNode, Peer};
-
-/// Longer than any wait of these tests.
-const LIMIT: Duration = Duration::from_secs(20);
-
-/// A pset with an I/O node and one compute node.
-struct Pset(Arc<LocalMachine>);
-
-impl Pset {
-    fn new() -> Self {
-        let description =
-            parse("name = \"p\"\n[[pset]]\ncompute_nodes = 1\n", "p.toml", &families()).unwrap();
-        Self(LocalMachine::new(build(&description).unwrap().0))
-    }
-
-    fn device(&self, node: &str, core: &str) -> Device {
-        Device::from_backing(self.0.open_named(node, core).unwrap()).unwrap()
-    }
-
-    fn io(&self) -> IoNode {
-        IoNode::open(self.device("io0", "core0"), config()).unwrap()
-    }
-
-    fn core(&self, core: &str) -> ComputeCore {
-        ComputeCore::open(self.device("cn0", core), config()).unwrap()
-    }
-}
-
-fn config() -> Config {
-    Config { timeout: Some(LIMIT), open_timeout: LIMIT, ..Config::default() }
-}
+use crate::{
+    ComputeCore, Peer,
+    compute::tests::{LIMIT, Pset},
+};
 
 /// Waits until a packet is first in the FIFO, and returns the core that it is for.
 fn first_packet(core: &ComputeCore, receiver: &mut LockedReceiver<'_>) -> u16 {
@@ -157,6 +126,34 @@ fn lock_handed_to_a_core_that_had_died_already_is_freed() {
         let write = scope.spawn(|| io.write(1, &[1; 1000]));
         assert_eq!(poller.read(&mut [0; 1000]), Ok(1000));
         assert_eq!(write.join().unwrap(), Ok(1000));
+    });
+}
+
+#[test]
+fn stream_handed_to_a_core_whose_call_has_ended_blocks_no_other_core() {
+    let pset = Pset::new();
+    let (io, idle, other) = (pset.io(), pset.core("core0"), pset.core("core1"));
+    let mut waiter =
+        crate::wait::Waiter::new(&idle.node.channel, nicforge_driver::Deadline::after(LIMIT), None);
+
+    let reading = idle.node.enter_readers();
+    let request = Control::new(Kind::Read, idle.node.name, 1000);
+    idle.send_control(&request, || false, &mut waiter).unwrap();
+
+    thread::scope(|scope| {
+        let write = scope.spawn(|| io.write(0, &[1; 1000]));
+        let mut receiver = other.node.try_receiver_for(Kind::Write).unwrap();
+        assert_eq!(first_packet(&other, &mut receiver), 0);
+        assert!(matches!(other.node.poll(&mut receiver, Kind::Write).unwrap(), Polled::StreamHandedOver));
+        drop(receiver);
+        // The call ends, and the core stays open without another call.
+        drop(reading);
+        assert_eq!(write.join().unwrap(), Ok(1000));
+
+        let write = scope.spawn(|| io.write(1, &[2; 1000]));
+        let mut buffer = [0; 1000];
+        assert_eq!(other.read(&mut buffer), Ok(1000));
+        assert_eq!((write.join().unwrap(), buffer), (Ok(1000), [2; 1000]));
     });
 }
 

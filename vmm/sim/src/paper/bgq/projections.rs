@@ -10,7 +10,7 @@ const WORST_LATENCY_NS: f64 = 2600.0;
 /// Adds the projections, which follow from the measured latencies of a message and of a sum.
 pub(super) fn record(run: &mut Run<'_>, message: &TimeByHops, sum: &TimeByHops) -> Result<(), Failure> {
     // The paper gives no delay of cables and link chips. Their delay here is what the way over the
-    // chips leaves of the paper's latency.
+    // chips leaves of the paper's latency. That latency thus calibrates it, and is met exactly.
     let chips_ns = message.base_ns + LONGEST_HOPS * message.hop_ns;
     let cables_ns = (WORST_LATENCY_NS - chips_ns).max(0.0);
 

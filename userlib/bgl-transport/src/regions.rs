@@ -1,0 +1,136 @@
+//! Registered memory.
+
+#![allow(unsafe_code, reason = "copies between buffers and memory that was registered by address")]
+
+use nicforge_matching::{Access, Memory, Region, RemoteRegion};
+
+/// An entry of the table. Its number and its generation make a key.
+#[derive(Debug, Default)]
+struct Entry {
+    generation: u16,
+    memory: Option<(Memory, Access)>,
+}
+
+/// The table of registered memory.
+///
+/// A key is an entry's number in its lower half, and the entry's generation in its upper half. A
+/// key of memory that was deregistered is not valid again until the generation wraps.
+#[derive(Debug, Default)]
+pub(crate) struct Regions {
+    entries: Vec<Entry>,
+    free: Vec<u16>,
+}
+
+// SAFETY: the pointers in the table are addresses of memory that the contract of
+// `Transport::register` makes valid in any thread; only the transport's owner uses them.
+unsafe impl Send for Regions {}
+
+impl Regions {
+    /// Adds memory. Returns `None` if the table is full.
+    pub(crate) fn add(&mut self, memory: Memory, access: Access) -> Option<Region> {
+        let number = match self.free.pop() {
+            Some(number) => number,
+            None => {
+                let number = u16::try_from(self.entries.len()).ok()?;
+                self.entries.push(Entry::default());
+                number
+            }
+        };
+        let entry = self.entries.get_mut(usize::from(number))?;
+        entry.memory = Some((memory, access));
+        let key = u64::from(number) | u64::from(entry.generation) << 16;
+        Some(Region { handle: key, remote: RemoteRegion { key, offset: 0 } })
+    }
+
+    /// Removes memory.
+    pub(crate) fn remove(&mut self, handle: u64) {
+        let number = handle as u16;
+        if self.find(handle).is_some()
+            && let Some(entry) = self.entries.get_mut(usize::from(number))
+        {
+            entry.memory = None;
+            entry.generation = entry.generation.wrapping_add(1);
+            self.free.push(number);
+        }
+    }
+
+    /// Returns the memory with a key.
+    fn find(&self, key: u64) -> Option<(Memory, Access)> {
+        let entry = self.entries.get(usize::from(key as u16))?;
+        if u64::from(entry.generation) != key >> 16 {
+            return None;
+        }
+        entry.memory
+    }
+
+    /// Returns the memory with a key, if it is for `access` and has `length` bytes from `offset`
+    /// on.
+    fn check(&self, key: u64, access: Access, offset: u64, length: usize) -> Option<Memory> {
+        let (memory, registered_for) = self.find(key)?;
+        let end = usize::try_from(offset).ok()?.checked_add(length)?;
+        (registered_for == access && end <= memory.length).then_some(memory)
+    }
+
+    /// Returns whether a range is in registered memory for `access`.
+    pub(crate) fn contains(&self, key: u64, access: Access, offset: u64, length: usize) -> bool {
+        self.check(key, access, offset, length).is_some()
+    }
+
+    /// Copies a range of a source into `target`, which it replaces. Returns whether the source has
+    /// the range.
+    pub(crate) fn read(&self, key: u64, offset: u64, length: usize, target: &mut Vec<u8>) -> bool {
+        let Some(memory) = self.check(key, Access::Source, offset, length) else { return false };
+        target.clear();
+        target.reserve(length);
+        let start = memory.start.as_ptr().wrapping_add(offset as usize);
+        // SAFETY: the range lies in a source, which by the contract of `Transport::register` is
+        // valid for reads and not written. The target has room for it, and is memory of its own.
+        unsafe { start.copy_to_nonoverlapping(target.as_mut_ptr(), length) };
+        // SAFETY: the target has room for `length` bytes, which were just written.
+        unsafe { target.set_len(length) };
+        true
+    }
+
+    /// Copies bytes into a destination. Returns whether the destination has the range.
+    pub(crate) fn write(&self, key: u64, offset: u64, bytes: &[u8]) -> bool {
+        let Some(memory) = self.check(key, Access::Destination, offset, bytes.len()) else { return false };
+        let start = memory.start.as_ptr().wrapping_add(offset as usize);
+        // SAFETY: the range lies in a destination, which by the contract of `Transport::register`
+        // is valid for writes and not accessed otherwise while a get is in flight.
+        unsafe { bytes.as_ptr().copy_to_nonoverlapping(start, bytes.len()) };
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::NonNull;
+
+    use super::*;
+
+    fn memory(bytes: &mut [u8]) -> Memory {
+        Memory { start: NonNull::from(&mut *bytes).cast(), length: bytes.len() }
+    }
+
+    #[test]
+    fn only_registered_ranges_are_reached() {
+        let (mut source, mut destination) = ([1, 2, 3, 4], [0; 4]);
+        let mut regions = Regions::default();
+        let from = regions.add(memory(&mut source), Access::Source).unwrap().handle;
+        let to = regions.add(memory(&mut destination), Access::Destination).unwrap().handle;
+
+        let mut read = Vec::new();
+        assert!(regions.read(from, 1, 3, &mut read) && read == [2, 3, 4]);
+        assert!(regions.write(to, 2, &[7, 8]));
+        assert!(!regions.read(from, 2, 3, &mut read) && !regions.read(from, u64::MAX, 1, &mut read));
+        assert!(!regions.read(to, 0, 1, &mut read) && !regions.write(from, 0, &[1]));
+        assert!(!regions.write(to, 3, &[7, 8]) && !regions.read(99, 0, 1, &mut read));
+
+        regions.remove(from);
+        regions.remove(from);
+        assert!(!regions.read(from, 0, 1, &mut read));
+        let again = regions.add(memory(&mut source), Access::Source).unwrap().handle;
+        assert!(again != from && regions.contains(again, Access::Source, 0, 4));
+        assert_eq!(destination, [0, 0, 7, 8]);
+    }
+}
