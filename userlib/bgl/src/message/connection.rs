@@ -37,8 +37,8 @@ pub(super) struct Connection {
     pub(super) is_open: bool,
     /// Whether the connection is in [`Connections::ready`].
     is_ready: bool,
-    /// Whether a packet has come since the peers were last checked.
-    has_received: bool,
+    /// Whether the peer's process was seen to be gone, and its last packets must still be taken.
+    pub(super) is_ending: bool,
     /// The sending side.
     pub(super) outgoing: Outgoing,
     /// The receiving side.
@@ -247,7 +247,7 @@ impl Connection {
             rank,
             is_open: true,
             is_ready: false,
-            has_received: false,
+            is_ending: false,
             outgoing: Outgoing::new(),
             incoming: Incoming::new(),
         }
@@ -264,17 +264,6 @@ impl Connection {
     #[inline]
     pub(super) fn life(&self) -> u16 {
         self.header().life()
-    }
-
-    /// Records that a packet has come from the peer.
-    #[inline]
-    pub(super) fn mark_received(&mut self) {
-        self.has_received = true;
-    }
-
-    /// Returns whether a packet has come since the last call.
-    pub(super) fn take_received(&mut self) -> bool {
-        std::mem::take(&mut self.has_received)
     }
 
     /// Returns whether the connection belongs to the process that sends packets with these bits of

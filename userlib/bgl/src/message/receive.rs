@@ -36,14 +36,11 @@ impl State {
                 return Verdict::Taken;
             }
             // The device must be asked who this is, which it can't be in a packet's handler.
-            self.unsettled = Some(claim);
+            self.unsettled.get_or_insert(claim);
             return Verdict::Left;
         };
 
         self.statistics.packets_received += 1;
-        if let Some(connection) = self.connections.get_mut(index) {
-            connection.mark_received();
-        }
         if self.dispatch(index, packet, &payload, callbacks).is_err() {
             self.statistics.malformed += 1;
         }

@@ -570,10 +570,7 @@ impl World {
         self.programs[node] = Program::default();
     }
 
-    /// Checks the peers twice, because the first check keeps connections that were busy. Returns
-    /// the number of connections that have ended.
     pub fn check_peers(&mut self, node: usize) -> usize {
-        let (layer, program) = (&mut self.layers[node], &mut self.programs[node]);
-        layer.check_peers(program).unwrap() + layer.check_peers(program).unwrap()
+        self.layers[node].check_peers(&mut self.programs[node]).unwrap()
     }
 }
