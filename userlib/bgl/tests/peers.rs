@@ -63,6 +63,7 @@ proptest! {
             prop_assert!(*result == Ok(()) || *result == Err(gone(1)));
         }
         check_exchange(&mut world);
+        world.settle(LIMIT);
         prop_assert_eq!(world.programs[0].sent.len(), 2 * SIZES.len());
     }
 
