@@ -72,8 +72,8 @@ impl State {
         Ok(())
     }
 
-    /// Marks the connections with processes that are gone. Returns whether there may be any: whether
-    /// lives have changed since the last call.
+    /// Marks the connections with processes that are gone. Returns whether there may be any: lives
+    /// have changed since the last call.
     ///
     /// The last packets of these processes have arrived. They must be taken before the connections
     /// end.
