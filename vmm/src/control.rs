@@ -2,9 +2,11 @@
 //! answer.
 //!
 //! The socket is in the machine's `admin` folder, to which only the server's user has access. A
-//! request is a line of at most 4096 bytes. One thread serves several connections at a time, and
-//! none of them delays another. A client must finish its request within one second, and read its
-//! answer within five. Otherwise the server closes the connection.
+//! request is a line of at most 4096 bytes. One thread serves several connections at a time. A
+//! client that sends or reads slowly delays no other. The answers are made one after the other, and
+//! each waits for the engine, for at most a second for each function that it concerns. A client
+//! must finish its request within one second, and read its answer within five. Otherwise the server
+//! closes the connection.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -18,6 +20,7 @@ use std::{
 };
 
 use nicforge_engine::{EngineError, Listener};
+use nicforge_vfio_user::socket::connect_within;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::eventfd::{EfdFlags, EventFd},
@@ -36,7 +39,7 @@ const MAX_REQUEST: usize = 4096;
 const MAX_RESPONSE: u64 = 64 << 20;
 /// The greatest number of open connections.
 const MAX_CONNECTIONS: usize = 16;
-/// How long a client waits for the server.
+/// How long a client waits for the server, to connect and then for each part of the answer.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the server waits for a request to be complete.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
@@ -89,7 +92,8 @@ pub fn ask(directory: &Directory, request: &Request) -> Result<Response, Failure
         )
     };
 
-    let mut stream = UnixStream::connect(&path).context(description)?;
+    let socket = connect_within(&path, CLIENT_TIMEOUT).context(description)?;
+    let mut stream = UnixStream::from(socket);
     stream.set_read_timeout(Some(CLIENT_TIMEOUT)).context(description)?;
     stream.set_write_timeout(Some(CLIENT_TIMEOUT)).context(description)?;
 

@@ -1,10 +1,18 @@
 //! The failure of a command: a message for the user, and an exit code for scripts.
 
-use std::{io::Write, process::ExitCode, sync::OnceLock, time::Duration};
+use std::{io::Write, os::fd::AsFd, process::ExitCode, sync::OnceLock, time::Duration};
 
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    unistd::write,
+};
 use thiserror::Error;
 
-use crate::lines::{Stream, is_writable};
+use crate::{
+    lines::{PIPE_WRITE, Stream, is_writable},
+    signals::Signals,
+};
 
 /// How long a message waits until standard error is writable.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(300);
@@ -102,12 +110,45 @@ pub fn counted(number: usize, noun: &str) -> String {
 /// ends the command without a message.
 pub fn print_line(line: impl std::fmt::Display) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(|error| match error.kind() {
+    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(output_failure)
+}
+
+/// Writes a line to standard output, as [`print_line`] does, unless one of `signals` comes while
+/// the output takes no bytes. Returns whether the line was written.
+pub fn print_line_unless_signalled(line: impl std::fmt::Display, signals: &Signals) -> Result<bool, Failure> {
+    let (text, out) = (format!("{line}\n"), std::io::stdout());
+    let mut unwritten = text.as_bytes();
+
+    while !unwritten.is_empty() {
+        let mut fds =
+            [PollFd::new(out.as_fd(), PollFlags::POLLOUT), PollFd::new(signals.fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(output_failure(errno.into())),
+        }
+
+        if fds[0].any().unwrap_or(false) {
+            // The standard library's buffer would write more than the output takes.
+            match write(&out, &unwritten[..unwritten.len().min(PIPE_WRITE)]) {
+                Ok(written) => unwritten = &unwritten[written..],
+                Err(Errno::EINTR | Errno::EAGAIN) => {}
+                Err(errno) => return Err(output_failure(errno.into())),
+            }
+        } else if signals.take().is_some() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Returns the failure of a write to standard output.
+fn output_failure(error: std::io::Error) -> Failure {
+    match error.kind() {
         std::io::ErrorKind::BrokenPipe => {
             Failure { message: "the reader of standard output has closed it".into(), code: EXIT_UNREAD }
         }
         _ => Failure::environment(format!("standard output: {error}")),
-    })
+    }
 }
 
 /// Writes a line to standard error, if that is possible. An error here never changes how a command

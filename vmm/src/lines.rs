@@ -26,7 +26,7 @@ const MAX_LINE: usize = 64 * 1024;
 /// The number of bytes that are read from a pipe at once.
 const BUFFER_SIZE: usize = 16 * 1024;
 /// The number of bytes that a writable pipe takes without blocking.
-const PIPE_WRITE: usize = 4096;
+pub(crate) const PIPE_WRITE: usize = 4096;
 /// The interval between two checks whether a blocked writer may give up.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     control::{Request, Response, ask},
     directory::Directory,
-    failure::{ErrorContext, Failure, counted, print_line},
+    failure::{ErrorContext, Failure, counted, print_line, print_line_unless_signalled},
     signals::Signals,
 };
 
@@ -177,7 +177,8 @@ const CLEAR: &str = "\x1b[2J\x1b[H";
 /// object for each sample, and with `attachments` the table has a row for each attachment.
 pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: bool) -> Result<u8, Failure> {
     let directory = find_directory(directory)?;
-    let signals = Signals::block().context(|| "signals".into())?;
+    // A single sample leaves signals their usual effect, which is to end the process at once.
+    let signals = every.map(|_| Signals::block()).transpose().context(|| "signals".into())?;
     let mut last: Option<(Instant, MachineSnapshot)> = None;
 
     loop {
@@ -187,16 +188,22 @@ pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: 
         };
 
         let now = Instant::now();
-        if json {
+        let text = if json {
             snapshot.columns.clear();
-            print_line(serde_json::to_string(&snapshot).context(|| "the answer".into())?)?;
+            serde_json::to_string(&snapshot).context(|| "the answer".into())?
         } else {
             let clear = if every.is_some() && std::io::stdout().is_terminal() { CLEAR } else { "" };
             let since = last.as_ref().map(|(time, old)| (now.duration_since(*time), old));
-            print_line(format_args!("{clear}{}", render(&snapshot, since, attachments)))?;
-        }
+            format!("{clear}{}", render(&snapshot, since, attachments))
+        };
 
-        let Some(every) = every else { return Ok(0) };
+        let (Some(every), Some(signals)) = (every, &signals) else {
+            print_line(text)?;
+            return Ok(0);
+        };
+        if !print_line_unless_signalled(text, signals)? {
+            return Ok(0);
+        }
 
         last = Some((now, snapshot));
         let mut fds = [PollFd::new(signals.fd(), PollFlags::POLLIN)];

@@ -8,6 +8,8 @@
 mod capability;
 mod error;
 
+use std::collections::HashSet;
+
 use nicforge_hwi::{attachment, posted};
 
 pub use self::{
@@ -162,7 +164,8 @@ pub struct MsixSpec {
 /// One attachment of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttachmentSpec {
-    /// Name in sockets and tables: 1 to [`MAX_NAME`] letters, digits and `-`.
+    /// Name in sockets and tables: 1 to [`MAX_NAME`] letters, digits and `-`. No other attachment
+    /// of the function has it.
     pub name: String,
     /// Number of its group, whose memory of [`Scope::Group`] it sees.
     pub group: u8,
@@ -325,11 +328,15 @@ impl FunctionSpec {
             return Err(SpecError::Attachments { count: self.attachments.len() });
         }
 
+        let mut names = HashSet::with_capacity(self.attachments.len());
         for (index, attachment) in self.attachments.iter().enumerate() {
             let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
             let name = &attachment.name;
             if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(is_allowed) {
                 return Err(SpecError::Name { attachment: index });
+            }
+            if !names.insert(name) {
+                return Err(SpecError::SameName { attachment: index });
             }
         }
 

@@ -196,7 +196,7 @@ impl Engine {
 
         let client = Client {
             connection,
-            state: ClientState::new(attachment.function, attachment.id, &self.config),
+            state: ClientState::new(attachment, &self.config),
             watches,
             pace: Pace::new(self.config.quotas.long_call),
             hung_up: false,

@@ -14,6 +14,7 @@ use nicforge_vfio_user::{Closer, Errno};
 use crate::{
     client::Client,
     closer::{Backlog, CloseQueue, Closers, DescriptorCloser},
+    memory::HeldUsage,
     refusal::Refusal,
     socket::Listener,
     stats::ServerCounters,
@@ -35,6 +36,8 @@ pub(crate) struct ServedAttachment {
     pub(crate) may_have_connections: bool,
     pub(crate) back_off: BackOff,
     pub(crate) backlogs: CloseBacklogs,
+    /// Memory of ended clients that devices hold.
+    pub(crate) held_usage: Arc<HeldUsage>,
     pub(crate) counters: ServerCounters,
 }
 
@@ -54,6 +57,7 @@ impl ServedAttachment {
             may_have_connections: false,
             back_off: BackOff::default(),
             backlogs,
+            held_usage: Arc::default(),
             counters: ServerCounters::default(),
         }
     }

@@ -67,8 +67,16 @@ impl AttachmentHandler<'_> {
     fn defer_access(&mut self, region: u32, offset: u64, kind: AccessKind, waits_for: WaitsFor) -> Outcome {
         let token = self.client.next_token();
         let deadline = Instant::now() + self.stall_limit;
-        self.client.deferred =
-            Some(DeferredAccess { token, region, offset, kind, done: 0, waits_for, deadline });
+        self.client.deferred = Some(DeferredAccess {
+            token,
+            region,
+            offset,
+            kind,
+            done: 0,
+            waits_for,
+            reset_waits: false,
+            deadline,
+        });
         Outcome::Deferred(token)
     }
 
@@ -287,9 +295,9 @@ impl Handler for AttachmentHandler<'_> {
     }
 
     fn reset_pending(&mut self, token: Token) -> Option<Errno> {
-        // The reset waits for a read in pieces, which ends by itself. An access that the device
-        // stalls might never end, so it is cancelled.
-        let is_cancelled = self.client.cancel_stalled_access(self.machine, token);
+        // The reset waits for a read in pieces, which ends by itself unless the device stalls a
+        // piece. An access that the device stalls might never end, so it is cancelled.
+        let is_cancelled = self.client.end_access_for_reset(self.machine, token);
         is_cancelled.then_some(Errno::ECANCELED)
     }
 

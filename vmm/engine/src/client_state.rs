@@ -14,6 +14,7 @@ use nicforge_core::{
 use nicforge_vfio_user::{DmaMap, DmaUnmap, Errno, PeerFd, ServerConnection, Token};
 
 use crate::{
+    attachment::ServedAttachment,
     config::EngineConfig,
     errno,
     memory::{ClientMemory, MappingSource},
@@ -40,6 +41,8 @@ pub(crate) struct DeferredAccess {
     /// Bytes that were read so far.
     pub(crate) done: usize,
     pub(crate) waits_for: WaitsFor,
+    /// A reset by the client waits for the access, which is cancelled when the device stalls it.
+    pub(crate) reset_waits: bool,
     /// The time after which a stalled access is answered with `EAGAIN`.
     pub(crate) deadline: Instant,
 }
@@ -123,11 +126,12 @@ pub(crate) struct ClientState {
 }
 
 impl ClientState {
-    pub(crate) fn new(function: FunctionId, attachment: AttachmentId, config: &EngineConfig) -> Self {
+    /// Returns the state of a new client of an attachment.
+    pub(crate) fn new(attachment: &ServedAttachment, config: &EngineConfig) -> Self {
         Self {
-            function,
-            attachment,
-            memory: ClientMemory::new(config.quotas),
+            function: attachment.function,
+            attachment: attachment.id,
+            memory: ClientMemory::new(config.quotas, Arc::clone(&attachment.held_usage)),
             deferred: None,
             pending_map: None,
             new_unmask: None,
@@ -177,6 +181,11 @@ impl ClientState {
 
         let result = match outcome {
             Ok(Access::Done | Access::BusMasteringLost) => Ok(()),
+            Ok(Access::Stalled) if deferred.reset_waits => {
+                counters.stalled += 1;
+                give_up_access(machine, self.function, self.attachment);
+                Err(Errno::ECANCELED)
+            }
             Ok(Access::Stalled) if now < deferred.deadline => {
                 // A stall is counted once, however often the access is tried.
                 counters.stalled += u64::from(deferred.waits_for != WaitsFor::Device);
@@ -206,14 +215,18 @@ impl ClientState {
         true
     }
 
-    /// Cancels the access that was deferred with this token, if the device stalls it. Returns
-    /// whether it did.
-    pub(crate) fn cancel_stalled_access(&mut self, machine: &mut Machine, token: Token) -> bool {
-        let is_stalled =
-            |access: &mut DeferredAccess| access.token == token && access.waits_for == WaitsFor::Device;
-        if self.deferred.take_if(is_stalled).is_none() {
+    /// Cancels the access that was deferred with this token if the device stalls it, because a
+    /// reset waits for it. Any other access goes on, until the device stalls it. Returns whether
+    /// the access was cancelled.
+    pub(crate) fn end_access_for_reset(&mut self, machine: &mut Machine, token: Token) -> bool {
+        let Some(access) = self.deferred.as_mut().filter(|access| access.token == token) else {
+            return false;
+        };
+        if access.waits_for != WaitsFor::Device {
+            access.reset_waits = true;
             return false;
         }
+        self.deferred = None;
 
         // The next access waits for the records in front of itself, not for those of this one.
         give_up_access(machine, self.function, self.attachment);
@@ -335,9 +348,26 @@ impl ClientState {
         }
     }
 
-    /// Fails all DMA messages: the attachment was reset, or may not start DMA any more. The
-    /// machine ignores answers that it no longer waits for.
+    /// Fails all DMA messages during a call of the connection: the attachment was reset, or may not
+    /// start DMA any more. The caller of the connection drops the messages that were sent.
     pub(crate) fn cancel_dma(&mut self, machine: &mut Machine) {
+        self.fail_all_messages(machine);
+        self.was_cancelled = true;
+    }
+
+    /// Fails all DMA messages between two turns of the client, because its function was reset. The
+    /// connection forgets those that were sent at once, because the device may start others before
+    /// the client's next turn.
+    pub(crate) fn cancel_dma_of(&mut self, machine: &mut Machine, connection: &mut ServerConnection) {
+        for outstanding in &self.outstanding {
+            connection.forget_dma(outstanding.id.number);
+        }
+        self.fail_all_messages(machine);
+    }
+
+    /// Fails all DMA messages, sent or not. The machine ignores answers that it no longer waits
+    /// for.
+    fn fail_all_messages(&mut self, machine: &mut Machine) {
         self.collect_unsent(machine);
         while let Some(Outstanding { id, .. }) = self.outstanding.pop_front() {
             self.fail(machine, id, Errno::ECANCELED);
@@ -345,7 +375,6 @@ impl ClientState {
         while let Some(Unsent { message, .. }) = self.unsent.pop_front() {
             self.fail(machine, MessageId::of(&message), Errno::ECANCELED);
         }
-        self.was_cancelled = true;
     }
 
     /// Fails the deferred access, if there is one, with `ECANCELED`. An operator's reset of the

@@ -109,7 +109,7 @@ impl Engine {
             if attachment.function == function
                 && let Some(client) = &mut attachment.client
             {
-                client.state.cancel_dma(&mut self.machine);
+                client.state.cancel_dma_of(&mut self.machine, &mut client.connection);
                 client.state.cancel_access(&mut client.connection);
                 self.queue_client(index);
             }
@@ -136,7 +136,7 @@ impl Engine {
         }
 
         client.stop_watching(&mut *self.events);
-        self.cleanup.clean_up(client);
+        self.cleanup.clean_up(client, &attachment.held_usage);
 
         // A connection that waits at the socket may be accepted now.
         self.resume_accepting(index);

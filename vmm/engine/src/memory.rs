@@ -2,7 +2,7 @@
 //!
 //! Several ranges may come from one file. The file is mapped once, as a whole, and unmapped with
 //! the last range. If a device still holds it then, it is unmapped when the device releases it, and
-//! counts until then.
+//! counts until then. If its client ends meanwhile, it counts for the attachment's next clients.
 //!
 //! The quota of bytes counts whole files: while a client punches a hole into a file, an access to
 //! any page of the hole waits in the kernel. A file that can grow counts as at least
@@ -13,7 +13,14 @@
 //! fault, for instance one of FUSE, and so could a file of huge pages of 1 GiB. Such files are
 //! never mapped, and their ranges are accessed by DMA messages.
 
-use std::{collections::BTreeMap, os::fd::AsFd};
+use std::{
+    collections::BTreeMap,
+    os::fd::AsFd,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+};
 
 use nicforge_shm::{Access, SharedMemory, Window};
 use nicforge_vfio_user::{DMA_FLAG_WRITE, DmaMap, DmaUnmap, Errno, PeerFd};
@@ -96,6 +103,45 @@ pub(crate) enum Backing {
     NotMapped(FileToMap, MappingSource),
 }
 
+/// A mapping of a client that has ended.
+pub(crate) struct EndedMapping {
+    pub(crate) memory: SharedMemory,
+    /// Bytes that it counted against the client's quota.
+    pub(crate) charge: u64,
+}
+
+/// The part of the quotas that memory of an attachment's ended clients takes, because devices hold
+/// it.
+#[derive(Debug, Default)]
+pub(crate) struct HeldUsage {
+    bytes: AtomicU64,
+    files: AtomicUsize,
+}
+
+/// The part of [`HeldUsage`] of one mapping, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct HeldCharge {
+    usage: Arc<HeldUsage>,
+    bytes: u64,
+}
+
+impl HeldCharge {
+    /// Counts a file of this many bytes.
+    pub(crate) fn new(usage: &Arc<HeldUsage>, bytes: u64) -> Self {
+        // Only the engine's thread uses the numbers, so they need no order.
+        usage.bytes.fetch_add(bytes, Ordering::Relaxed);
+        usage.files.fetch_add(1, Ordering::Relaxed);
+        Self { usage: Arc::clone(usage), bytes }
+    }
+}
+
+impl Drop for HeldCharge {
+    fn drop(&mut self) {
+        self.usage.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.usage.files.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// The ranges that a client has mapped for DMA, and the files behind them.
 pub(crate) struct ClientMemory {
     quotas: Quotas,
@@ -105,6 +151,8 @@ pub(crate) struct ClientMemory {
     ranges: BTreeMap<u64, Range>,
     /// Sum of the charges of `files`.
     charged_bytes: u64,
+    /// The usage by earlier clients of the attachment.
+    held: Arc<HeldUsage>,
     next_file: FileId,
     /// Whether a device holds mappings that no range uses.
     has_unused: bool,
@@ -113,12 +161,14 @@ pub(crate) struct ClientMemory {
 }
 
 impl ClientMemory {
-    pub(crate) fn new(quotas: Quotas) -> Self {
+    /// Returns the memory of a new client, beside what earlier clients of its attachment left.
+    pub(crate) fn new(quotas: Quotas, held: Arc<HeldUsage>) -> Self {
         Self {
             quotas,
             files: Vec::new(),
             ranges: BTreeMap::new(),
             charged_bytes: 0,
+            held,
             next_file: FileId(0),
             has_unused: false,
             had_unmappable: false,
@@ -173,13 +223,14 @@ impl ClientMemory {
             return Ok(Backing::Ready(id, window));
         }
 
-        if self.files.len() >= self.quotas.files {
+        if self.files.len() + self.held.files.load(Ordering::Relaxed) >= self.quotas.files {
             return Err(Errno::ENOSPC);
         }
 
         let can_grow = !SealFlag::from_bits_retain(seals).contains(SealFlag::F_SEAL_GROW);
         let charge = if can_grow { size.max(MIN_GROWABLE_CHARGE) } else { size };
-        if charge > self.quotas.mapped_bytes.saturating_sub(self.charged_bytes) {
+        let counted = self.charged_bytes.saturating_add(self.held.bytes.load(Ordering::Relaxed));
+        if charge > self.quotas.mapped_bytes.saturating_sub(counted) {
             return Ok(self.unmappable());
         }
 
@@ -279,10 +330,13 @@ impl ClientMemory {
     }
 
     /// Removes and returns all mappings, at the end of the client.
-    pub(crate) fn take_all(&mut self) -> Vec<SharedMemory> {
+    pub(crate) fn take_all(&mut self) -> Vec<EndedMapping> {
         self.ranges.clear();
         self.charged_bytes = 0;
-        self.files.drain(..).map(|file| file.memory).collect()
+        self.files
+            .drain(..)
+            .map(|ClientFile { memory, charge, .. }| EndedMapping { memory, charge })
+            .collect()
     }
 
     /// Returns whether the client truncated a file that is mapped here.
@@ -320,149 +374,4 @@ impl FaultMonitor {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::fd::OwnedFd;
-
-    use super::*;
-
-    const RW: u32 = DMA_FLAG_WRITE | nicforge_vfio_user::DMA_FLAG_READ;
-
-    fn map(address: u64, offset: u64, size: u64) -> DmaMap {
-        DmaMap { flags: RW, offset, address, size }
-    }
-
-    fn file(len: usize) -> (SharedMemory, OwnedFd) {
-        let memory = SharedMemory::create("test", len).unwrap();
-        let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
-        (memory, fd)
-    }
-
-    /// Prepares a range and maps the file it needs, as the engine does.
-    fn map_range(memory: &mut ClientMemory, map: &DmaMap, fd: &OwnedFd) -> Window {
-        let (id, window) = match memory.prepare(map, Some(fd.try_clone().unwrap().into())).unwrap() {
-            Backing::NotMapped(file, source) => {
-                let mapped = SharedMemory::map_guarded(file.fd.as_fd(), 0, file.length, file.access).unwrap();
-                memory.adopt(source, mapped, map).unwrap()
-            }
-            Backing::Ready(id, window) => (id, window),
-            Backing::Remote | Backing::Unmappable { .. } => panic!("a memfd was given"),
-        };
-        memory.insert(map, Some(id));
-        window
-    }
-
-    #[test]
-    fn ranges_of_one_file_share_its_mapping_until_the_last_is_dropped() {
-        let mut memory = ClientMemory::new(Quotas::default());
-        let (_keep, fd) = file(0x4000);
-        let first = map_range(&mut memory, &map(0, 0, 0x1000), &fd);
-        let second = map_range(&mut memory, &map(0x8000, 0x2000, 0x1000), &fd);
-        assert_eq!(second.base_address() - first.base_address(), 0x2000);
-
-        drop((first, second));
-        memory.remove(&DmaUnmap::Range { address: 0, size: 0x1000 });
-        assert_eq!(memory.sweep().len(), 0);
-        memory.remove(&DmaUnmap::Range { address: 0x8000, size: 0x1000 });
-        assert_eq!(memory.sweep().len(), 1);
-        assert_eq!((memory.mapped_bytes(), memory.count_ranges()), (0, 0));
-    }
-
-    #[test]
-    fn a_file_that_a_device_holds_counts_against_the_quotas_and_serves_new_ranges() {
-        let mut memory = ClientMemory::new(Quotas { files: 1, ..Quotas::default() });
-        let (_keep, fd) = file(0x2000);
-        let (_other, other) = file(0x1000);
-        let leased = map_range(&mut memory, &map(0, 0, 0x1000), &fd);
-
-        memory.remove(&DmaUnmap::All);
-        assert_eq!((memory.sweep().len(), memory.mapped_bytes(), memory.has_leftover()), (0, 0x2000, true));
-        assert!(matches!(memory.prepare(&map(0, 0, 0x1000), Some(other.into())), Err(Errno::ENOSPC)));
-        let remapped = map_range(&mut memory, &map(0, 0x1000, 0x1000), &fd);
-        assert_eq!(remapped.base_address() - leased.base_address(), 0x1000);
-
-        drop((leased, remapped));
-        assert_eq!((memory.sweep().len(), memory.has_leftover()), (0, false));
-        memory.remove(&DmaUnmap::All);
-        assert_eq!((memory.sweep().len(), memory.mapped_bytes()), (1, 0));
-    }
-
-    #[test]
-    fn a_read_only_mapping_does_not_serve_a_range_for_writing() {
-        let mut memory = ClientMemory::new(Quotas::default());
-        let (_keep, fd) = file(0x2000);
-        let read = DmaMap { flags: nicforge_vfio_user::DMA_FLAG_READ, ..map(0, 0, 0x1000) };
-        assert!(!map_range(&mut memory, &read, &fd).is_writable());
-
-        assert!(map_range(&mut memory, &map(0x8000, 0x1000, 0x1000), &fd).is_writable());
-    }
-
-    #[test]
-    fn a_range_at_the_end_of_the_address_space_overlaps_itself_only() {
-        let mut memory = ClientMemory::new(Quotas::default());
-        let (_keep, fd) = file(0x1000);
-        let last = map(u64::MAX - 0xfff, 0, 0x1000);
-        map_range(&mut memory, &last, &fd);
-        assert!(matches!(memory.prepare(&last, None), Err(Errno::EEXIST)));
-        assert!(matches!(memory.prepare(&map(u64::MAX - 0x1fff, 0, 0x1000), None), Ok(Backing::Remote)));
-    }
-
-    #[test]
-    fn a_file_of_another_file_system_is_reached_by_messages_and_reported_once() {
-        let mut memory = ClientMemory::new(Quotas::default());
-        // The file has a size and is readable, but neither is checked.
-        let foreign = || {
-            PeerFd::from(std::os::fd::OwnedFd::from(
-                std::fs::File::open("/sys/kernel/uevent_seqnum").unwrap(),
-            ))
-        };
-
-        let first = memory.prepare(&map(0, 0, 0x1000), Some(foreign())).unwrap();
-        let second = memory.prepare(&map(0x1000, 0, 0x1000), Some(foreign())).unwrap();
-
-        assert!(matches!(first, Backing::Unmappable { is_first: true }), "{first:?}");
-        assert!(matches!(second, Backing::Unmappable { is_first: false }), "{second:?}");
-        assert_eq!(memory.mapped_bytes(), 0);
-    }
-
-    #[test]
-    fn a_file_of_pages_that_take_long_to_clear_is_reached_by_messages() {
-        use nix::sys::memfd::{MFdFlags, memfd_create};
-        let mut memory = ClientMemory::new(Quotas::default());
-        // No page is ever touched, so none need exist. Processors without such pages refuse the
-        // file.
-        let Ok(fd) = memfd_create(c"huge", MFdFlags::MFD_HUGETLB | MFdFlags::MFD_HUGE_1GB) else { return };
-        nix::unistd::ftruncate(&fd, 1 << 30).unwrap();
-
-        let backing = memory.prepare(&map(0, 0, 1 << 30), Some(fd.into())).unwrap();
-
-        assert!(matches!(backing, Backing::Unmappable { is_first: true }), "{backing:?}");
-    }
-
-    #[test]
-    fn a_file_beyond_the_quota_or_one_that_can_grow_beyond_it_is_reached_by_messages() {
-        let mut memory = ClientMemory::new(Quotas { mapped_bytes: 0x3000, ..Quotas::default() });
-        let (_sealed, small) = file(0x2000);
-        let (_other, second) = file(0x2000);
-        let growable =
-            nix::sys::memfd::memfd_create(c"growable", nix::sys::memfd::MFdFlags::empty()).unwrap();
-        nix::unistd::ftruncate(&growable, 0x1000).unwrap();
-        map_range(&mut memory, &map(0, 0x1000, 0x1000), &small);
-
-        let beyond = memory.prepare(&map(0x8000, 0, 0x1000), Some(second.into())).unwrap();
-        let growing = memory.prepare(&map(0x9000, 0, 0x1000), Some(growable.into())).unwrap();
-
-        assert!(matches!(beyond, Backing::Unmappable { is_first: true }), "{beyond:?}");
-        assert!(matches!(growing, Backing::Unmappable { is_first: false }), "{growing:?}");
-        assert_eq!(memory.mapped_bytes(), 0x2000, "the file counts as a whole");
-    }
-
-    #[test]
-    fn a_file_opened_for_reading_is_refused_for_a_writable_range() {
-        let mut memory = ClientMemory::new(Quotas::default());
-        let (keep, _) = file(0x1000);
-        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&keep.fd().unwrap()));
-        let read_only = OwnedFd::from(std::fs::File::open(path).unwrap());
-
-        assert!(matches!(memory.prepare(&map(0, 0, 0x1000), Some(read_only.into())), Err(Errno::EACCES)));
-    }
-}
+mod tests;

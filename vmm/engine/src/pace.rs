@@ -13,9 +13,9 @@
 
 use std::time::{Duration, Instant};
 
-use nix::sys::{
-    resource::{UsageWho, getrusage},
-    time::TimeVal,
+use nix::{
+    sys::resource::{UsageWho, getrusage},
+    time::{ClockId, clock_gettime},
 };
 
 /// A system call for a client that takes longer than this makes the client slow.
@@ -23,7 +23,7 @@ const SLOW_CALL: Duration = Duration::from_millis(1);
 /// A turn of a client that takes longer than this makes the client slow.
 const SLOW_TURN: Duration = Duration::from_millis(5);
 /// How long a client stays slow after the last slow call or turn.
-const SLOW_TIME: Duration = Duration::from_secs(1);
+pub(crate) const SLOW_TIME: Duration = Duration::from_secs(1);
 /// A system call that takes longer than this is charged to its client, unless the engine's settings
 /// say otherwise.
 pub(crate) const LONG_CALL: Duration = Duration::from_millis(10);
@@ -47,8 +47,10 @@ pub(crate) struct ThreadTime {
 impl ThreadTime {
     /// Returns what this thread has used so far, or `None` when the kernel does not report it.
     pub(crate) fn now() -> Option<Self> {
+        // The times in `usage` may be as old as the last tick of the kernel, which is too coarse
+        // for short calls.
+        let processor = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).ok()?.into();
         let usage = getrusage(UsageWho::RUSAGE_THREAD).ok()?;
-        let processor = duration(usage.user_time()) + duration(usage.system_time());
         let waits = usage.voluntary_context_switches();
         Some(Self { processor, waits, preemptions: usage.involuntary_context_switches() })
     }
@@ -57,18 +59,19 @@ impl ThreadTime {
     /// merely delayed by other threads. The thread ran for `limit`, or it waited in the kernel and
     /// never lost its processor.
     pub(crate) fn confirms_call_of(self, limit: Duration) -> bool {
-        Self::now().is_some_and(|now| {
-            let has_run = now.processor.saturating_sub(self.processor) >= limit;
-            let has_only_waited = now.waits > self.waits && now.preemptions == self.preemptions;
-            has_run || has_only_waited
-        })
+        self.confirmed_part_of(limit) >= limit
     }
-}
 
-/// Converts a time that the kernel reports.
-fn duration(time: TimeVal) -> Duration {
-    let microseconds = time.tv_sec().saturating_mul(1_000_000).saturating_add(time.tv_usec());
-    Duration::from_micros(u64::try_from(microseconds).unwrap_or(0))
+    /// Returns the part of a call's length by the clock that other threads did not cause. The call
+    /// began at `self` and has just ended. The part is the time that the thread ran, or all of
+    /// `length` if the thread waited in the kernel and never lost its processor.
+    pub(crate) fn confirmed_part_of(self, length: Duration) -> Duration {
+        let Some(now) = Self::now() else { return Duration::ZERO };
+        if now.waits > self.waits && now.preemptions == self.preemptions {
+            return length;
+        }
+        now.processor.saturating_sub(self.processor).min(length)
+    }
 }
 
 /// A client's budget of [`CALL_BUDGET`] for long calls. It is refilled by a tenth of the time that

@@ -249,6 +249,11 @@ impl Engine {
             let Some(index) = self.attachments.find(*function, *attachment) else { continue };
             let Some(client) = &mut self.attachments[index].client else { continue };
             client.state.queue_dma_message(&mut self.machine, message, now);
+
+            // A client that is held back has no turn that would note the deadline.
+            if let Some(deadline) = client.state.first_deadline() {
+                self.clock.note_deadline(deadline);
+            }
             self.queue_client(index);
         }
     }

@@ -12,7 +12,9 @@
 //! A write can take long by chance: a hypervisor may take the processor away, and the kernel may
 //! account that time to the thread. An eventfd with many watches is slow each time. So two long
 //! writes to one eventfd in a row prove that it is slow, and a short write between them begins the
-//! count anew. Long writes to different eventfds are charged to a budget of their client.
+//! count anew. All slow writes, including those below the limit of a long one, are charged to a
+//! budget of their client. Without the budget, many writes just below the limit would hold the
+//! engine for seconds.
 
 use std::{
     collections::HashMap,
@@ -34,23 +36,30 @@ use nix::{
 };
 
 use crate::{
-    pace::{CALL_BUDGET, CallBudget, LONG_CALL, ThreadTime},
+    pace::{CALL_BUDGET, CallBudget, LONG_CALL, SLOW_TIME, ThreadTime},
     sigurg,
 };
 
 /// Name of an eventfd in `/proc/self/fd`.
 const EVENTFD_NAME: &str = "anon_inode:[eventfd]";
 
+/// The time from which on a write is slow is this part of the time from which on it is long: 200
+/// microseconds by default. A write usually takes a microsecond.
+const SLOW_PART: u32 = 50;
+
 /// A client as the owner of eventfds.
 #[derive(Debug)]
 pub(crate) struct EventFdOwner {
     /// Whether its eventfds are no longer written.
     given_up: AtomicBool,
-    /// Whether a write to one of its eventfds took long by the clock. If so, the next writes are
-    /// also measured by the time that the kernel accounts to the thread ([`ThreadTime`]).
-    suspected: AtomicBool,
-    /// Budget for the time of writes that were long by both measures.
-    long_writes: Mutex<CallBudget>,
+    /// The time until which the client is suspected, in nanoseconds since `since`. Writes to the
+    /// eventfds of a suspected client are also measured by the time that the kernel accounts to the
+    /// thread ([`ThreadTime`]).
+    suspected_until: AtomicU64,
+    /// The time when this value was made.
+    since: Instant,
+    /// Budget for the time of writes that were slow by both measures.
+    slow_writes: Mutex<CallBudget>,
     /// Time from which on a write is long.
     long_call: Duration,
 }
@@ -62,13 +71,13 @@ impl Default for EventFdOwner {
 }
 
 impl EventFdOwner {
-    /// Returns the owner for a new client. Writes that take `long_call` or longer are charged to
-    /// it.
+    /// Returns the owner for a new client. Writes that take `long_call` or longer are long.
     pub(crate) fn new(long_call: Duration) -> Self {
         Self {
             given_up: AtomicBool::new(false),
-            suspected: AtomicBool::new(false),
-            long_writes: Mutex::default(),
+            suspected_until: AtomicU64::new(0),
+            since: Instant::now(),
+            slow_writes: Mutex::default(),
             long_call,
         }
     }
@@ -79,12 +88,42 @@ impl EventFdOwner {
         self.given_up.load(Ordering::Acquire)
     }
 
-    /// Charges a long write that ended now. Returns whether the client has overspent its budget. A
-    /// single write is charged at most half the budget, because the whole host can be stopped
-    /// during it.
+    /// Returns the time from which on a write is slow.
+    fn slow_call(&self) -> Duration {
+        self.long_call / SLOW_PART
+    }
+
+    /// Returns whether the client is suspected at this time.
+    fn is_suspected(&self, now: Instant) -> bool {
+        self.nanoseconds_until(now) < self.suspected_until.load(Ordering::Relaxed)
+    }
+
+    /// Suspects the client after a write of this length, which was slow by the clock. After a long
+    /// write the client is suspected from then on. After a shorter one it is suspected for a while,
+    /// because a write can be slow by chance, and measuring costs system calls.
+    fn suspect(&self, length: Duration, now: Instant) {
+        let until = if length >= self.long_call { u64::MAX } else { self.nanoseconds_until(now + SLOW_TIME) };
+        self.suspected_until.fetch_max(until, Ordering::Relaxed);
+    }
+
+    /// Returns the nanoseconds from the creation of this value until `time`.
+    fn nanoseconds_until(&self, time: Instant) -> u64 {
+        let passed = time.saturating_duration_since(self.since);
+        u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Charges a slow write that ended now. Returns whether the client has overspent its budget.
     fn charge(&self, length: Duration, now: Instant) -> bool {
-        let mut budget = self.long_writes.lock().unwrap_or_else(PoisonError::into_inner);
-        budget.charge(length.min(CALL_BUDGET / 2), now)
+        let charged = if length >= self.long_call {
+            // The whole host can be stopped during a single write.
+            length.min(CALL_BUDGET / 2)
+        } else {
+            // Settings that permit longer calls make those below the limit cheaper in proportion.
+            length.min(LONG_CALL.mul_f64(length.div_duration_f64(self.long_call)))
+        };
+
+        let mut budget = self.slow_writes.lock().unwrap_or_else(PoisonError::into_inner);
+        budget.charge(charged, now)
     }
 }
 
@@ -249,23 +288,27 @@ impl EventFdSink {
     /// the kernel had accounted to the thread at `start`; it is measured only for a suspected
     /// client.
     ///
-    /// A client is suspected after its first long write. It is given up after writes that were long
-    /// by the thread's time too: two in a row to one eventfd, or more than its budget.
+    /// A client is suspected after its first slow write. It is given up after writes that were slow
+    /// by the thread's time too: two long ones in a row to one eventfd, or more than its budget.
     fn check_length(&self, start: Instant, thread_time: Option<ThreadTime>) {
         let now = Instant::now();
         let length = now.saturating_duration_since(start);
-        if length < self.owner.long_call {
-            // Without `thread_time` no write of the client was long, so `was_long` is false.
-            if thread_time.is_some() {
-                self.was_long.store(false, Ordering::Relaxed);
-            }
+        let is_long = length >= self.owner.long_call;
+        // Without `thread_time` no write of the client was long before, so `was_long` is false.
+        let was_long = thread_time.is_some() && self.was_long.load(Ordering::Relaxed);
+        if was_long != is_long {
+            self.was_long.store(is_long, Ordering::Relaxed);
+        }
+        if length < self.owner.slow_call() {
             return;
         }
 
-        self.owner.suspected.store(true, Ordering::Relaxed);
-        let was_long = self.was_long.swap(true, Ordering::Relaxed);
-        let is_proven = thread_time.is_some_and(|start| start.confirms_call_of(self.owner.long_call));
-        if is_proven && (self.owner.charge(length, now) || was_long) {
+        self.owner.suspect(length, now);
+        let Some(thread_time) = thread_time else { return };
+        let confirmed = thread_time.confirmed_part_of(length);
+        let is_overspent = confirmed >= self.owner.slow_call() && self.owner.charge(confirmed, now);
+        let is_long_again = was_long && confirmed >= self.owner.long_call;
+        if is_overspent || is_long_again {
             self.eventfds.give_up(&self.owner);
         }
     }
@@ -282,9 +325,8 @@ impl InterruptSink for EventFdSink {
         if self.owner.is_given_up() {
             return;
         }
-        let is_suspected = self.owner.suspected.load(Ordering::Relaxed);
-        let thread_time = if is_suspected { ThreadTime::now() } else { None };
         let start = Instant::now();
+        let thread_time = if self.owner.is_suspected(start) { ThreadTime::now() } else { None };
 
         self.eventfds.begin_write(self.id);
         // At the end of the counter the write fails with `EAGAIN`, which needs no retry: the client
@@ -311,139 +353,4 @@ fn set_nonblocking(fd: &PeerFd) -> Result<(), SystemErrno> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::fd::OwnedFd;
-
-    use nix::sys::eventfd::{EfdFlags, EventFd};
-
-    use super::*;
-    use crate::watchdog::{BlockedWriteCheck, TIMEOUT};
-
-    fn eventfd() -> (EventFd, OwnedFd) {
-        let fd = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC).unwrap();
-        let copy = fd.as_fd().try_clone_to_owned().unwrap();
-        (fd, copy)
-    }
-
-    fn sink(copy: OwnedFd, eventfds: &Arc<EventFds>) -> Arc<EventFdSink> {
-        EventFdSink::bind(copy.into(), &Arc::default(), eventfds).unwrap()
-    }
-
-    #[test]
-    fn a_blocked_write_is_ended_and_its_client_given_up() {
-        sigurg::set_handler().unwrap();
-        let eventfds = Arc::new(EventFds::default());
-        let (full, copy) = eventfd();
-        let blocked = sink(copy, &eventfds);
-        let owner = Arc::clone(&blocked.owner);
-        let (same_client, copy) = eventfd();
-        let sibling = EventFdSink::bind(copy.into(), &owner, &eventfds).unwrap();
-        let (other_client, copy) = eventfd();
-        let of_another_client = sink(copy, &eventfds);
-        fcntl(&full, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
-        full.write(u64::MAX - 1).unwrap();
-
-        let mut blocked_write = BlockedWriteCheck::default();
-        let writer = std::thread::spawn(move || blocked.signal());
-        let start = Instant::now();
-        let deadline = start + Duration::from_secs(20);
-        while eventfds.write_in_progress().is_none() {
-            assert!(Instant::now() < deadline);
-            std::thread::yield_now();
-        }
-
-        blocked_write.check(&eventfds, start);
-        assert_eq!(eventfds.given_up_count(), 0);
-        // The thread may not be asleep yet.
-        while !writer.is_finished() {
-            assert!(Instant::now() < deadline);
-            blocked_write.check(&eventfds, start + TIMEOUT);
-            std::thread::yield_now();
-        }
-        writer.join().unwrap();
-
-        assert_eq!(eventfds.given_up_count(), 1);
-        assert_eq!(full.read(), Ok(u64::MAX - 1));
-        sibling.signal();
-        of_another_client.signal();
-        assert!(same_client.read().is_err());
-        assert_eq!(other_client.read(), Ok(1));
-        assert_eq!(EventFdSink::bind(eventfd().1.into(), &owner, &eventfds).err(), Some(Errno::EPERM));
-    }
-
-    #[test]
-    fn a_signal_to_a_full_eventfd_returns_and_leaves_its_count() {
-        let eventfds = Arc::new(EventFds::default());
-        let (full, copy) = eventfd();
-        let sink = sink(copy, &eventfds);
-        full.write(u64::MAX - 1).unwrap();
-
-        sink.signal();
-
-        assert_eq!(full.read(), Ok(u64::MAX - 1));
-    }
-
-    /// Ends a write that took `length` by the clock and by the thread's account.
-    fn end_long_write(sink: &EventFdSink, length: Duration) {
-        let account = sink.owner.suspected.load(Ordering::Relaxed).then(|| ThreadTime::now().unwrap());
-        let start = Instant::now();
-        let deadline = start + Duration::from_secs(20);
-        while start.elapsed() < length || account.is_some_and(|account| !account.confirms_call_of(length)) {
-            assert!(Instant::now() < deadline);
-        }
-        sink.check_length(start, account);
-    }
-
-    /// Ends a write that took no time.
-    fn end_short_write(sink: &EventFdSink) {
-        let account = sink.owner.suspected.load(Ordering::Relaxed).then(|| ThreadTime::now().unwrap());
-        sink.check_length(Instant::now() + Duration::from_secs(60), account);
-    }
-
-    #[test]
-    fn eventfd_that_is_slow_twice_in_a_row_gives_its_client_up() {
-        let sink = sink(eventfd().1, &Arc::new(EventFds::default()));
-        end_long_write(&sink, LONG_CALL);
-        assert!(!sink.owner.is_given_up());
-
-        end_long_write(&sink, LONG_CALL);
-        assert!(sink.owner.is_given_up());
-    }
-
-    #[test]
-    fn eventfd_that_is_slow_now_and_then_is_tolerated() {
-        let sink = sink(eventfd().1, &Arc::new(EventFds::default()));
-        // A loaded host makes the writes longer. The first one is not charged, because its client
-        // is not suspected yet, and two more never overspend the budget.
-        for _ in 0..3 {
-            end_long_write(&sink, LONG_CALL);
-            end_short_write(&sink);
-        }
-        assert!(!sink.owner.is_given_up());
-    }
-
-    #[test]
-    fn many_slow_eventfds_of_one_client_give_it_up() {
-        let (owner, eventfds) = (Arc::new(EventFdOwner::default()), Arc::new(EventFds::default()));
-        let count = 2 + CALL_BUDGET.as_nanos() / LONG_CALL.as_nanos() * 2;
-        let given_up = (0..count).any(|_| {
-            let sink = EventFdSink::bind(eventfd().1.into(), &owner, &eventfds);
-            sink.map_or(true, |sink| {
-                end_long_write(&sink, LONG_CALL * 2);
-                owner.is_given_up()
-            })
-        });
-        assert!(given_up);
-    }
-
-    #[test]
-    fn a_dropped_sink_is_removed() {
-        let eventfds = Arc::new(EventFds::default());
-        let sink = sink(eventfd().1, &eventfds);
-        assert_eq!(eventfds.sinks().len(), 1);
-
-        drop(sink);
-
-        assert_eq!(eventfds.sinks().len(), 0);
-    }
-}
+mod tests;

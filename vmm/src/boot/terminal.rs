@@ -3,7 +3,10 @@
 
 use std::{
     io::{self, IsTerminal, Read, Write},
-    os::fd::{AsFd, BorrowedFd},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::net::UnixStream,
+    },
     sync::{Arc, mpsc::channel},
     time::{Duration, Instant},
 };
@@ -84,7 +87,7 @@ fn run_script(
     limit: Duration,
     progress: &Progress,
 ) -> Result<u8, Failure> {
-    let Some(mut line) = guest.terminal() else {
+    let Some(line) = guest.terminal() else {
         return Err(Failure::environment("the guest has no line for a shell"));
     };
     let stdin = io::stdin();
@@ -97,38 +100,13 @@ fn run_script(
         let _ = report.send(line == READY);
     })))?;
 
+    let mut relay = Relay::new(line, user);
     let mut shell_reads = false;
-    let mut user_has_input = true;
     let until = Instant::now() + limit;
-    let mut buffer = [0; 4096];
 
     let status = loop {
-        let mut fds = vec![PollFd::new(line.as_fd(), PollFlags::POLLIN)];
         shell_reads |= reported.try_iter().any(|is_ready| is_ready);
-        if user_has_input && shell_reads {
-            fds.push(PollFd::new(user, PollFlags::POLLIN));
-        }
-
-        // An interrupted poll is repeated in the next iteration.
-        let _ = poll(&mut fds, PollTimeout::from(CHECK_INTERVAL));
-
-        let is_ready = |index: usize| fds.get(index).is_some_and(|fd| fd.any().unwrap_or(false));
-        let (from_guest, from_user) = (is_ready(0), is_ready(1));
-
-        // A blocked output must not keep the time limit from ending the shell.
-        if from_guest && is_writable(Stream::Output, Duration::from_millis(CHECK_INTERVAL.into())) {
-            let length = line.read(&mut buffer).context(|| "the guest's line".into())?;
-            show(&buffer[..length])?;
-        }
-
-        if from_user {
-            // The read bypasses the standard library's buffer, because `poll` does not see bytes in
-            // that buffer.
-            let length = nix::unistd::read(user, &mut buffer).context(|| "standard input".into())?;
-            let bytes = if length == 0 { &END_OF_INPUT[..] } else { &buffer[..length] };
-            user_has_input = length > 0;
-            line.write_all(bytes).context(|| "the guest's line".into())?;
-        }
+        let from_guest = relay.pass(shell_reads)?;
 
         // The guest's last output is shown before the end.
         if !from_guest && let Some(output) = shell.wait_for(Duration::ZERO)? {
@@ -144,6 +122,75 @@ fn run_script(
 
     drop(raw);
     Ok(status)
+}
+
+/// Passes bytes between a guest's serial line and the user.
+struct Relay<'a> {
+    line: &'a UnixStream,
+    user: BorrowedFd<'a>,
+    /// Whether more bytes may come from the guest. The line ends with the guest.
+    line_is_open: bool,
+    user_has_input: bool,
+}
+
+impl<'a> Relay<'a> {
+    fn new(line: &'a UnixStream, user: BorrowedFd<'a>) -> Self {
+        Self { line, user, line_is_open: true, user_has_input: true }
+    }
+
+    /// Waits for bytes, for at most [`CHECK_INTERVAL`], and passes them. The user's input is left
+    /// alone unless `shell_reads`. Returns whether the guest had output, so that there may be more.
+    fn pass(&mut self, shell_reads: bool) -> Result<bool, Failure> {
+        let wants_input = self.user_has_input && self.line_is_open && shell_reads;
+        // A descriptor that has ended would end each wait at once, so it is left out.
+        let mut fds = Vec::new();
+        if self.line_is_open {
+            fds.push(PollFd::new(self.line.as_fd(), PollFlags::POLLIN));
+        }
+        if wants_input {
+            fds.push(PollFd::new(self.user, PollFlags::POLLIN));
+        }
+
+        // An interrupted poll is repeated by the next call.
+        let _ = poll(&mut fds, PollTimeout::from(CHECK_INTERVAL));
+
+        let is_ready = |index: usize| fds.get(index).is_some_and(|fd| fd.any().unwrap_or(false));
+        let (mut from_guest, from_user) = (is_ready(0), is_ready(1));
+
+        // A blocked output must not keep the time limit from ending the shell.
+        if from_guest && is_writable(Stream::Output, Duration::from_millis(CHECK_INTERVAL.into())) {
+            from_guest = self.show_output()?;
+        }
+        if from_user {
+            self.send_input()?;
+        }
+        Ok(from_guest)
+    }
+
+    /// Shows output of the guest. Returns false when the line has ended.
+    fn show_output(&mut self) -> Result<bool, Failure> {
+        let mut buffer = [0; 4096];
+        let length = match self.line.read(&mut buffer) {
+            // The guest has ended without reading all input.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => 0,
+            result => result.context(|| "the guest's line".into())?,
+        };
+        self.line_is_open = length > 0;
+        show(&buffer[..length])?;
+        Ok(self.line_is_open)
+    }
+
+    /// Sends input of the user to the guest, or the end of the input.
+    fn send_input(&mut self) -> Result<(), Failure> {
+        let mut buffer = [0; 4096];
+        // The read bypasses the standard library's buffer, because `poll` does not see bytes in
+        // that buffer.
+        let length = nix::unistd::read(self.user, &mut buffer).context(|| "standard input".into())?;
+        self.user_has_input = length > 0;
+
+        let bytes = if length == 0 { &END_OF_INPUT[..] } else { &buffer[..length] };
+        self.line.write_all(bytes).context(|| "the guest's line".into())
+    }
 }
 
 /// Returns the script that opens the serial line as the shell's controlling terminal and replaces
@@ -171,4 +218,42 @@ fn shell_script(interactive: bool) -> String {
 fn show(bytes: &[u8]) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     out.write_all(bytes).and_then(|()| out.flush()).context(|| "standard output".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn line_that_has_ended_is_not_waited_for() {
+        let (line, guest) = UnixStream::pair().unwrap();
+        let (user, _input) = io::pipe().unwrap();
+        let mut relay = Relay::new(&line, user.as_fd());
+        drop(guest);
+
+        // The first call finds the end.
+        relay.pass(true).unwrap();
+        let start = Instant::now();
+        let has_output = relay.pass(true).unwrap();
+
+        assert!(!has_output);
+        assert!(start.elapsed() >= Duration::from_millis(CHECK_INTERVAL.into()) / 2);
+    }
+
+    #[test]
+    fn bytes_pass_to_the_guest_when_the_shell_reads() {
+        let (line, mut guest) = UnixStream::pair().unwrap();
+        let (user, mut input) = io::pipe().unwrap();
+        let mut relay = Relay::new(&line, user.as_fd());
+        input.write_all(b"uptime\n").unwrap();
+        guest.set_nonblocking(true).unwrap();
+
+        relay.pass(false).unwrap();
+        assert_eq!(guest.read(&mut [0; 16]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        relay.pass(true).unwrap();
+        let mut received = [0; 16];
+        let length = guest.read(&mut received).unwrap();
+
+        assert_eq!(&received[..length], b"uptime\n");
+    }
 }

@@ -9,15 +9,22 @@ mod owners;
 mod places;
 
 use std::{
-    io::{BufRead, BufReader, Read},
-    os::unix::fs::PermissionsExt,
+    io::{BufRead, BufReader, Read, Write},
+    os::unix::{
+        fs::PermissionsExt,
+        net::{UnixListener, UnixStream},
+    },
     path::Path,
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
 use nix::{
-    sys::signal::{Signal, kill},
+    fcntl::{FcntlArg, fcntl},
+    sys::{
+        signal::{Signal, kill},
+        socket::{Backlog, listen},
+    },
     unistd::Pid,
 };
 
@@ -186,6 +193,55 @@ fn stat_with_a_closed_output_pipe_ends_without_a_message() {
     child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
 
     assert_eq!(stderr, "");
+}
+
+/// Returns whether a program has blocked SIGTERM, to take it from a descriptor.
+fn blocks_sigterm(child: &Child) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+    let mask = u64::from_str_radix(mask.trim(), 16).unwrap();
+    mask & 1 << (Signal::SIGTERM as u32 - 1) != 0
+}
+
+#[test]
+fn stat_with_an_unread_output_pipe_ends_on_sigterm() {
+    let server = Server::of_machine("proof.toml", &[]);
+    let directory = server.directory();
+    let (_unread, mut output) = std::io::pipe().unwrap();
+    let size = fcntl(&output, FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
+    output.write_all(&vec![b'x'; size as usize]).unwrap();
+    let mut child = nicforge(&["stat", directory.to_str().unwrap(), "--json", "--every", "0.05"])
+        .stdout(output)
+        .spawn()
+        .unwrap();
+
+    let start = Instant::now();
+    while !blocks_sigterm(&child) {
+        assert!(start.elapsed() < LIMIT, "the program does not wait for signals");
+        crate::pause();
+    }
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+
+    assert_eq!(wait(&mut child), Some(0));
+}
+
+#[test]
+fn stat_of_a_server_that_accepts_no_connection_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("admin/control");
+    std::fs::create_dir(path.parent().unwrap()).unwrap();
+    let listener = UnixListener::bind(&path).unwrap();
+    listen(&listener, Backlog::new(0).unwrap()).unwrap();
+    // The only connection that the backlog has room for.
+    let _waiting = UnixStream::connect(&path).unwrap();
+
+    let start = Instant::now();
+    let mut child =
+        nicforge(&["stat", folder.path().to_str().unwrap()]).stderr(Stdio::piped()).spawn().unwrap();
+    let code = wait(&mut child);
+
+    assert_eq!(code, Some(3));
+    assert!(start.elapsed() < Duration::from_secs(10));
 }
 
 #[test]

@@ -35,8 +35,9 @@ impl Machine {
         length: u64,
     ) -> Result<(), MachineError> {
         let mut active = self.active_for_client(function, attachment_id)?;
-        let had_leases = active.attachment(attachment_id)?.dma.unmap(iova, length)?;
-        active.report_ended_leases(attachment_id, had_leases);
+        if active.attachment(attachment_id)?.dma.unmap(iova, length)? {
+            self.report_ended_leases(function, attachment_id);
+        }
         Ok(())
     }
 
@@ -47,9 +48,22 @@ impl Machine {
         attachment_id: AttachmentId,
     ) -> Result<(), MachineError> {
         let mut active = self.active_for_client(function, attachment_id)?;
-        let had_leases = active.attachment(attachment_id)?.dma.unmap_all();
-        active.report_ended_leases(attachment_id, had_leases);
+        if active.attachment(attachment_id)?.dma.unmap_all() {
+            self.report_ended_leases(function, attachment_id);
+        }
         Ok(())
+    }
+
+    /// Lets the device drop the leases that an unmap has ended. If the device panics, its function
+    /// goes out of service, and the memory stays unmapped.
+    fn report_ended_leases(&mut self, function: FunctionId, attachment_id: AttachmentId) {
+        let _ = self.guarded(|machine| {
+            if let Some(mut active) = machine.active(function) {
+                active.call(DeviceMethod::LeasesEnded, |device, context| {
+                    device.leases_ended(context, attachment_id)
+                });
+            }
+        });
     }
 
     /// Removes and returns the next DMA message for a client.
@@ -88,15 +102,6 @@ impl Machine {
 }
 
 impl ActiveFunction<'_> {
-    /// Lets the device drop the leases that an unmap has ended, if there were any.
-    fn report_ended_leases(&mut self, attachment_id: AttachmentId, had_leases: bool) {
-        if had_leases {
-            self.call(DeviceMethod::LeasesEnded, |device, context| {
-                device.leases_ended(context, attachment_id)
-            });
-        }
-    }
-
     /// Fails the messages that the caller has not taken, after the function lost bus mastering.
     pub(super) fn stop_messages(&mut self, attachment_id: AttachmentId) -> Result<(), MachineError> {
         for message in self.shared.take_outgoing(self.id(), attachment_id) {

@@ -26,6 +26,12 @@ pub enum SpecError {
         /// Number of the attachment.
         attachment: usize,
     },
+    /// An attachment has the name of an earlier one. Sockets and tables have only the name.
+    #[error("attachment {attachment} has the name of an earlier attachment")]
+    SameName {
+        /// Number of the attachment.
+        attachment: usize,
+    },
     /// The size of a BAR is not a power of two, or out of range.
     #[error(
         "BAR {bar} of {size} bytes: the size must be a power of two, 16 bytes or more (I/O: 4, with mapped areas: 4096)"

@@ -12,7 +12,7 @@ use std::{
 use nicforge_core::{
     context::Context,
     device::{Counter, Device, Ended, Progress, Reset, Write},
-    dma::DmaError,
+    dma::{DmaAccess, DmaError, DmaLease},
     fabric::{LinkId, LinkSpec, Packet},
     ids::{Address, AttachmentId, DmaToken, FunctionId},
     interrupt::REQUEST,
@@ -29,6 +29,8 @@ use crate::common::*;
 const OTHER: FunctionId = FunctionId(1);
 /// A register of the devices.
 const REGISTER: u64 = 0x10;
+/// Address and size of the client memory that a device leases.
+const LEASED: u64 = 0x1000;
 
 /// A device that panics in one method, from the moment on at which the test names the method.
 struct Fragile {
@@ -38,6 +40,7 @@ struct Fragile {
     has_panicked: bool,
     breaks_in_drop: bool,
     drops: Arc<AtomicU32>,
+    leases: Vec<DmaLease>,
 }
 
 /// A test's access to a [`Fragile`] device.
@@ -57,6 +60,7 @@ impl Handle {
             has_panicked: false,
             breaks_in_drop,
             drops: self.drops.clone(),
+            leases: Vec::new(),
         })
     }
 
@@ -114,6 +118,10 @@ impl Device for Fragile {
         self.enter(DeviceMethod::DmaDone);
     }
 
+    fn leases_ended(&mut self, _: &mut Context<'_>, _: AttachmentId) {
+        self.enter(DeviceMethod::LeasesEnded);
+    }
+
     fn link_changed(&mut self, _: &mut Context<'_>, _: u8, _: bool) {
         self.enter(DeviceMethod::LinkChanged);
     }
@@ -122,6 +130,9 @@ impl Device for Fragile {
         if self.is_broken(DeviceMethod::DmaDone) {
             // The map is empty, so the read ends with an error.
             context.dma_read(A, 0, 8, DmaToken(0)).unwrap();
+        }
+        if self.is_broken(DeviceMethod::LeasesEnded) {
+            self.leases.push(context.dma_lease(A, LEASED, LEASED, DmaAccess::Write).unwrap());
         }
         self.enter(DeviceMethod::Step);
         Progress::Idle
@@ -204,15 +215,29 @@ fn panic_in_each_method_of_a_turn_or_an_access_takes_only_its_function_out_of_se
         machine.fabric().set_link_up(LinkId(0), false).unwrap();
         step_until_idle(machine, 10);
     };
+    let lease = |machine: &mut Machine| {
+        map_local(machine, A, LEASED, LEASED as usize);
+        step(machine);
+    };
+    let unmap = |machine: &mut Machine| {
+        lease(machine);
+        machine.dma_unmap(F, A, LEASED, LEASED).unwrap();
+    };
+    let unmap_all = |machine: &mut Machine| {
+        lease(machine);
+        machine.dma_unmap_all(F, A).unwrap();
+    };
     let count = |machine: &mut Machine| assert!(machine.counters(F).is_empty());
     type Act<'a> = &'a dyn Fn(&mut Machine);
-    let acts: [(DeviceMethod, Act<'_>); 8] = [
+    let acts: [(DeviceMethod, Act<'_>); 10] = [
         (DeviceMethod::Write, &write),
         (DeviceMethod::Read, &read),
         (DeviceMethod::Step, &step),
         (DeviceMethod::Drain, &drain),
         (DeviceMethod::DmaDone, &step),
         (DeviceMethod::Reset, &reset),
+        (DeviceMethod::LeasesEnded, &unmap),
+        (DeviceMethod::LeasesEnded, &unmap_all),
         (DeviceMethod::LinkChanged, &unplug),
         (DeviceMethod::Counters, &count),
     ];

@@ -74,6 +74,13 @@ fn attachments_are_65535_at_most_and_a_switch_has_none() {
 }
 
 #[test]
+fn attachments_with_the_same_name_are_refused() {
+    let outcome = changed(|spec| spec.attachments[2].name = spec.attachments[0].name.clone());
+
+    assert_eq!(outcome, Err(SpecError::SameName { attachment: 2 }));
+}
+
+#[test]
 fn attachment_names_are_letters_digits_and_dashes() {
     for name in ["", "a/b", "..", "a b", "ä", "a\0", &"x".repeat(65)] {
         let outcome = changed(|spec| spec.attachments[1].name = name.to_owned());

@@ -257,6 +257,16 @@ pub trait Backing: Send + Sync + 'static {
     /// not reported.
     fn write(&self, region: u32, offset: u64, data: &[u8], mode: WriteMode) -> Result<(), Error>;
 
+    /// Writes `data` at `offset` of a region, as [`Backing::write`] does in [`WriteMode::Posted`],
+    /// but never waits. The write is dropped if earlier ones still wait to be sent to the server.
+    /// The library wakes the engine with it.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Backing::write`].
+    fn try_write(&self, region: u32, offset: u64, data: &[u8]) -> Result<(), Error> {
+        self.write(region, offset, data, WriteMode::Posted)
+    }
+
     /// Maps a region from its first byte to at least the end of its last mappable area. Returns
     /// `None` when the whole region is trapped. Only the areas that [`RegionInfo::mappable`] lists
     /// have defined contents.
@@ -387,6 +397,11 @@ pub trait Backing: Send + Sync + 'static {
     /// it to notice the engine's death sooner. The library calls it once when it opens the device,
     /// unless that is a plain PCI function.
     fn set_heartbeat(&self, _heartbeat: SharedU64) {}
+
+    /// Limits the calls that follow together: those that wait for the device's side give up at
+    /// `deadline`, also before their own time limits. `None` removes the limit. The library sets it
+    /// while it opens a device.
+    fn limit_calls(&self, _deadline: Option<Deadline>) {}
 
     /// Returns a descriptor that is readable when [`Backing::handle_events`] has work, for waits
     /// that block in the kernel. Returns `None` when time passes only in [`Backing::relax`].

@@ -28,7 +28,7 @@ use super::{
     event_source::{EventSource, eventfd},
     server_monitor::ServerMonitor,
 };
-use crate::{Error, GoneCause, OpenOptions};
+use crate::{Deadline, Error, GoneCause, OpenOptions};
 
 /// The number of regions of a PCI function.
 const REGIONS: usize = 9;
@@ -205,7 +205,7 @@ fn from_client_error(operation: &'static str, error: ClientError) -> Error {
 }
 
 impl VfioUser {
-    /// Connects to the socket at `path`.
+    /// Connects to the socket at `path`, within the timeout of the options.
     ///
     /// # Errors
     /// Returns [`Error::Connection`] when no vfio-user server listens on the socket, and
@@ -229,6 +229,7 @@ impl VfioUser {
         connect: impl FnOnce(ClientConfig) -> Result<Client, ClientError>,
     ) -> Result<Self, Error> {
         let operation = "opening the connection";
+        let deadline = Deadline::after(options.timeout);
 
         let memory = Arc::new(ClientMemory::default());
         let monitor = Arc::new(ServerMonitor::default());
@@ -243,7 +244,9 @@ impl VfioUser {
         let client = connect(config).map_err(|error| from_client_error(operation, error))?;
         monitor.set_process(client.server_process());
 
+        client.limit_calls(deadline.remaining());
         let info = client.device_info().map_err(|error| from_client_error(operation, error))?;
+        client.limit_calls(None);
         if info.num_regions <= REGION_CONFIG {
             return Err(Error::Protocol {
                 what: "a PCI function has more regions",
@@ -354,6 +357,13 @@ impl Backing for VfioUser {
         self.checked("a trapped write", self.0.client.region_write(region, offset, data, posted))
     }
 
+    fn try_write(&self, region: u32, offset: u64, data: &[u8]) -> Result<(), Error> {
+        self.check_range(region, offset, data.len())?;
+        // Earlier messages that still wait will wake the server, too, so a write may be dropped.
+        let sent = self.0.client.try_region_write(region, offset, data);
+        self.checked("a trapped write", sent.map(drop))
+    }
+
     fn map(&self, region: u32) -> Result<Option<SharedMemory>, Error> {
         let known = self.region(region)?;
 
@@ -456,6 +466,10 @@ impl Backing for VfioUser {
 
     fn set_heartbeat(&self, heartbeat: SharedU64) {
         self.0.monitor.set_heartbeat(heartbeat);
+    }
+
+    fn limit_calls(&self, deadline: Option<Deadline>) {
+        self.0.client.limit_calls(deadline.and_then(|deadline| deadline.remaining()));
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -3,6 +3,7 @@
 //! Opening a device reads and checks its configuration space, enables it, and maps the attachment's
 //! mirror page and rings.
 pub(crate) mod capability;
+mod mirror;
 mod shared;
 mod tenancy;
 
@@ -23,7 +24,8 @@ use crate::{
 /// Time limits and polling times of an open device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenOptions {
-    /// The longest time that opening, a trapped access, or a wait for room in a ring takes.
+    /// The longest time that opening as a whole, a trapped access, or a wait for room in a ring
+    /// takes.
     pub timeout: Duration,
     /// How long a wait for an interrupt polls before it blocks.
     pub spin: Duration,
@@ -61,7 +63,16 @@ impl Device {
     /// Returns [`Error::Protocol`] when the device's description contradicts itself, and the errors
     /// of the backing.
     pub fn open(backing: Arc<dyn Backing>, options: OpenOptions) -> Result<Self, Error> {
-        Shared::open(backing, options).map(Self)
+        Self::open_until(backing, options, Deadline::after(options.timeout))
+    }
+
+    /// Opens the device behind `backing`, until `deadline` at the latest.
+    fn open_until(
+        backing: Arc<dyn Backing>,
+        options: OpenOptions,
+        deadline: Deadline,
+    ) -> Result<Self, Error> {
+        Shared::open(backing, options, deadline).map(Self)
     }
 
     /// Opens the device behind `backing` with the default options, but without a limit for the
@@ -79,7 +90,8 @@ impl Device {
     /// # Errors
     /// Returns the errors of [`VfioUser::connect`] and [`Device::open`].
     pub fn open_vfio_user(path: impl AsRef<Path>, options: OpenOptions) -> Result<Self, Error> {
-        Self::open(Arc::new(VfioUser::connect(path, &options)?), options)
+        let deadline = Deadline::after(options.timeout);
+        Self::open_until(Arc::new(VfioUser::connect(path, &options)?), options, deadline)
     }
 
     /// Opens the PCI function of this machine at `address`, through Linux VFIO.

@@ -15,11 +15,11 @@ use nicforge_hwi::{
     pci::AttachmentCapability,
 };
 use nicforge_shm::{
-    SharedU32, Window,
+    SharedU32,
     wake::{FullFence, NoFence, must_kick, register_membarrier},
 };
 
-use super::{Identity, OpenOptions, capability, tenancy::Tenancy};
+use super::{Identity, OpenOptions, capability, mirror::Mirror, tenancy::Tenancy};
 use crate::{
     Backing, Cancel, Deadline, DmaAddresses, Error, GoneCause, IrqInfo, RegionInfo, Relax, Waiter, WriteMode,
     bar::Region,
@@ -35,32 +35,6 @@ const PAUSES_BETWEEN_CHECKS: u32 = 64;
 
 /// Number of pauses of a wait for the mirror's generation between two reads of the register.
 const PAUSES_BETWEEN_READS: u32 = 16;
-
-/// The words of the attachment mirror.
-struct Mirror {
-    /// The whole page.
-    page: Window,
-    /// Generation of the attachment.
-    generation: SharedU32,
-    /// Heartbeat of the engine.
-    heartbeat: Heartbeat,
-    /// Flags such as [`mirror::FLAG_DEAD`].
-    flags: SharedU32,
-}
-
-impl Mirror {
-    /// Returns the cause for which the device is lost, if the page shows one: the server has
-    /// truncated the page, or set its DEAD flag.
-    fn loss(&self) -> Option<GoneCause> {
-        if self.page.faulted() {
-            Some(GoneCause::HungUp)
-        } else if self.flags.load(Ordering::Acquire) & mirror::FLAG_DEAD != 0 {
-            Some(GoneCause::Evicted)
-        } else {
-            None
-        }
-    }
-}
 
 /// The attachment of a device with the pages of nicforge's core.
 struct Attachment {
@@ -140,8 +114,24 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    /// Opens a device, with its attachment and its rings.
-    pub(crate) fn open(backing: Arc<dyn Backing>, options: OpenOptions) -> Result<Arc<Self>, Error> {
+    /// Opens a device, with its attachment and its rings, until `deadline` at the latest.
+    pub(crate) fn open(
+        backing: Arc<dyn Backing>,
+        options: OpenOptions,
+        deadline: Deadline,
+    ) -> Result<Arc<Self>, Error> {
+        backing.limit_calls(Some(deadline));
+        let opened = Self::open_within(backing.clone(), options, deadline);
+        backing.limit_calls(None);
+        opened
+    }
+
+    /// Opens a device whose backing knows the deadline.
+    fn open_within(
+        backing: Arc<dyn Backing>,
+        options: OpenOptions,
+        deadline: Deadline,
+    ) -> Result<Arc<Self>, Error> {
         let identity = capability::identity(&*backing)?;
 
         let mut infos: [RegionInfo; 6] = Default::default();
@@ -178,7 +168,7 @@ impl Shared {
             interrupts: Mutex::new(BTreeMap::new()),
         });
 
-        shared.open_attachment()?;
+        shared.open_attachment(deadline)?;
         for index in 0..ring_count {
             let ring = Ring::open(&shared, index)?;
             shared.rings[usize::from(index)].put(ring);
@@ -188,7 +178,7 @@ impl Shared {
 
     /// Opens the control page and the mirror of the attachment, and adopts its generation. A plain
     /// PCI function has no attachment.
-    fn open_attachment(&self) -> Result<(), Error> {
+    fn open_attachment(&self, deadline: Deadline) -> Result<(), Error> {
         let Some(capability) = self.capability else { return Ok(()) };
 
         let page =
@@ -219,17 +209,16 @@ impl Shared {
 
         // `open` calls this function once, so the cell is empty.
         let _ = self.attachment.set(Attachment { number, mirror, waker });
-        self.adopt_generation()
+        self.adopt_generation(deadline)
     }
 
-    /// Reads the attachment's generation from its register, waits until the mirror shows it, and
-    /// expects it from now on.
-    fn adopt_generation(&self) -> Result<(), Error> {
+    /// Reads the attachment's generation from its register, waits until the mirror shows it or
+    /// `deadline` has passed, and expects it from now on.
+    fn adopt_generation(&self, deadline: Deadline) -> Result<(), Error> {
         let Some(Attachment { mirror, .. }) = self.attachment.get() else { return Ok(()) };
 
         let mut generation = self.control_read(control::GENERATION)?;
         // The engine may update the mirror later than it replies to the read.
-        let deadline = Deadline::after(self.options.timeout);
         let mut relax = Relax::with_backoff(self.options.backoff);
 
         while mirror.generation.load(Ordering::Acquire) != generation {
@@ -368,11 +357,12 @@ impl Shared {
         if waker.must_wake() { self.kick() } else { Ok(()) }
     }
 
-    /// Wakes the engine by a write to a register.
+    /// Wakes the engine by a write to a register, which never waits.
     #[cold]
     pub(crate) fn kick(&self) -> Result<(), Error> {
         let (region, offset) = self.control_register(control::WAKE)?;
-        match self.write(region, offset, &1u32.to_le_bytes(), WriteMode::Posted) {
+        charge(Cost::TrappedAccess, 1);
+        match self.note_loss(self.backing.try_write(region, offset, &1u32.to_le_bytes())) {
             Err(error @ Error::DeviceGone { .. }) => Err(error),
             // The caller's store has been made. If the wake is lost, the engine finds the store
             // when its sleep times out.
@@ -485,7 +475,7 @@ impl Shared {
 
         self.note_loss(self.backing.reset())?;
         self.note_loss(capability::enable(&*self.backing))?;
-        self.adopt_generation()?;
+        self.adopt_generation(Deadline::after(self.options.timeout))?;
 
         self.tenancy.clear_loss();
         self.resets.completed.fetch_add(1, Ordering::AcqRel);

@@ -154,9 +154,16 @@ impl DmaBuffer {
         let align = if len >= HUGE_PAGE { HUGE_PAGE } else { PAGE };
         let iova = lock(addresses).allocate(len, align).ok_or(Error::AddressSpace { len })?;
         if let Err(error) = shared.note_loss(shared.backing.dma_map(iova, target, permission)) {
-            // Only after these errors is it certain that the device does not have the range.
-            // Otherwise its address stays reserved.
-            if matches!(error, Error::Refused { .. } | Error::DeviceGone { .. }) {
+            // Only after these errors is it certain that the device does not have the range: its
+            // side has refused it or is gone, or the backing has sent nothing. Otherwise the
+            // address stays reserved.
+            if matches!(
+                error,
+                Error::Refused { .. }
+                    | Error::DeviceGone { .. }
+                    | Error::Unsupported { .. }
+                    | Error::Memory(_)
+            ) {
                 lock(addresses).free(iova, len);
             }
             return Err(error);

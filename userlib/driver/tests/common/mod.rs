@@ -58,6 +58,8 @@ pub struct State {
     pub reset_after_generation: bool,
     pub beats: bool,
     pub refuse_dma: bool,
+    /// The error of each mapping for DMA.
+    pub dma_error: Option<Error>,
     pub dma: BTreeMap<u64, (DmaMemory, DmaPermission)>,
     pub bound: BTreeMap<(u32, u32), Arc<Counter>>,
     pub unmasked: Vec<(u32, u32, u32)>,
@@ -174,6 +176,7 @@ impl Fake {
             reset_after_generation: false,
             beats: true,
             refuse_dma: false,
+            dma_error: None,
             dma: BTreeMap::new(),
             bound: BTreeMap::new(),
             unmasked: Vec::new(),
@@ -380,6 +383,9 @@ impl Backing for Fake {
         self.alive()?;
         if self.state().refuse_dma {
             return Err(Error::system("mapping memory for DMA", nix::errno::Errno::ENOSPC));
+        }
+        if let Some(error) = self.state().dma_error.clone() {
+            return Err(error);
         }
         self.state().dma.insert(iova, (memory, permission));
         Ok(())

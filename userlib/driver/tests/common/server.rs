@@ -47,6 +47,10 @@ pub struct Shared {
     pub eventfds: Mutex<BTreeMap<(u32, u32), PeerFd>>,
     pub mapped: Mutex<BTreeMap<u64, (DmaMap, Option<SharedMemory>)>>,
     pub unmasked: Mutex<Vec<(u32, u32, u32)>>,
+    /// The time by which each answer is delayed.
+    pub delay: Mutex<Duration>,
+    /// The server's thread serves nothing while this is set.
+    pub is_stopped: AtomicBool,
     stop: AtomicBool,
 }
 
@@ -214,16 +218,22 @@ fn serve(listener: &UnixListener, mut door: Door) {
     }
 }
 
-fn wait(fds: &[std::os::fd::BorrowedFd<'_>]) {
+/// Waits for input, for a millisecond at most. Returns whether there is any.
+fn wait(fds: &[std::os::fd::BorrowedFd<'_>]) -> bool {
     let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
-    let _ = poll(&mut polled, PollTimeout::from(1u8));
+    poll(&mut polled, PollTimeout::from(1u8)).is_ok_and(|ready| ready > 0)
 }
 
 /// Serves messages of the client, and carries out the test's orders. Returns whether the connection
 /// continues.
 fn serve_once(connection: &mut ServerConnection, door: &mut Door) -> bool {
-    if !connection.ready() {
-        wait(&[connection.as_fd()]);
+    if door.shared.is_stopped.load(Ordering::SeqCst) {
+        wait(&[]);
+        return true;
+    }
+    if !connection.ready() && wait(&[connection.as_fd()]) {
+        let delay = *door.shared.delay.lock().unwrap();
+        std::thread::sleep(delay);
     }
     if !matches!(connection.on_readable(door), Ok(Progress::Idle | Progress::More | Progress::Blocked)) {
         return false;

@@ -314,6 +314,21 @@ fn refused_dma_mapping_frees_its_addresses() {
 }
 
 #[test]
+fn dma_mapping_that_is_not_sent_frees_its_addresses() {
+    let fake = Fake::new();
+    let device = fake.open();
+
+    for error in [Error::Unsupported { what: "this memory" }, Error::Memory(MemoryError::Empty)] {
+        fake.state().dma_error = Some(error.clone());
+        let failed = device.dma_buffer(4096, HugePages::Never).map(drop).unwrap_err();
+        fake.state().dma_error = None;
+        let buffer = device.dma_buffer(4096, HugePages::Never).unwrap();
+
+        assert_eq!((failed, buffer.iova()), (error, 1 << 20));
+    }
+}
+
+#[test]
 fn wait_until_ends_with_the_condition() {
     let device = Fake::new().open();
     let mut checks = 0;

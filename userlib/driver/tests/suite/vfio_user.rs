@@ -4,7 +4,7 @@
 use std::{
     os::unix::net::UnixListener,
     sync::{Arc, atomic::Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::common::{
@@ -59,6 +59,35 @@ fn open_of_a_server_that_never_answers_times_out() {
     let error = Device::open_vfio_user(&path, hasty).map(drop).unwrap_err();
 
     assert!(matches!(error, Error::Timeout { .. }), "{error}");
+}
+
+#[test]
+fn open_of_a_slow_server_ends_at_one_deadline() {
+    let timeout = Duration::from_secs(1);
+    // The first delay ends the connecting, and the second one the opening after it.
+    for delay in [timeout * 4 / 5, timeout * 3 / 10] {
+        let server = Server::start(Fake::new());
+        *server.shared.delay.lock().unwrap() = delay;
+
+        let start = Instant::now();
+        let error = Device::open_vfio_user(&server.path, OpenOptions { timeout, ..options() });
+
+        let error = error.map(drop).unwrap_err();
+        assert!(matches!(error, Error::Timeout { .. }), "{error}");
+        assert!(start.elapsed() < timeout * 2);
+    }
+}
+
+#[test]
+fn opened_device_has_the_whole_timeout_for_each_access() {
+    let timeout = Duration::from_secs(1);
+    let server = Server::start(Fake::new());
+    let device = Device::open_vfio_user(&server.path, OpenOptions { timeout, ..options() }).unwrap();
+    *server.shared.delay.lock().unwrap() = timeout * 2 / 5;
+
+    for _ in 0..4 {
+        assert_eq!(device.bar(0).unwrap().read32(0x40).unwrap(), 0);
+    }
 }
 
 #[test]
@@ -125,6 +154,27 @@ fn store_while_the_engine_sleeps_sends_a_wake() {
 
     let woken = |access: &Access| matches!(access, Access::Write { region: 0, offset, .. } if *offset == crate::common::CONTROL_PAGE);
     assert!(server.fake.log().iter().any(woken), "{:?}", server.fake.log());
+}
+
+#[test]
+fn stores_for_a_stopped_server_do_not_wait() {
+    let server = Server::start(Fake::new());
+    let options = OpenOptions { timeout: Duration::from_secs(2), ..options() };
+    let device = Device::open_vfio_user(&server.path, options).unwrap();
+    let doorbell = device.doorbell();
+    server.shared.is_stopped.store(true, Ordering::SeqCst);
+    server.fake.set_mirror(mirror::SLEEPING, 1);
+
+    // Each wake is a message, and the socket has room for a few hundred.
+    let start = Instant::now();
+    for _ in 0..1000 {
+        doorbell.after_store().unwrap();
+        assert!(start.elapsed() < Duration::from_secs(10), "a store has waited");
+    }
+
+    // The server takes the wakes that were sent, and the connection is intact.
+    server.shared.is_stopped.store(false, Ordering::SeqCst);
+    assert_eq!(device.bar(0).unwrap().read32(0x40).unwrap(), 0);
 }
 
 #[test]

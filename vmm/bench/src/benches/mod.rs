@@ -3,6 +3,7 @@
 //! A new one is a file or folder here with a constant `BENCH`, and a line in [`ALL`]. The command
 //! line, `all`, `list` and the files of results come from that list.
 
+pub mod bgl;
 pub mod extoll;
 pub mod fabric;
 pub mod fcnp;
@@ -31,6 +32,7 @@ pub const ALL: &[&Bench] = &[
     &extoll::mpi::BENCH,
     &seastar::BENCH,
     &mu::BENCH,
+    &bgl::BENCH,
     &vm::BENCH,
     &guest::BENCH,
 ];

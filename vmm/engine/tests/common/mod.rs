@@ -75,6 +75,8 @@ pub mod reg {
     pub const LEASE: u64 = 0x50;
     /// A write releases all leases.
     pub const RELEASE_LEASES: u64 = 0x58;
+    /// A write makes the device keep the leases of a client that ends.
+    pub const KEEP_LEASES: u64 = 0x70;
     /// A write makes the device panic when one of its methods is called next: that at this index of
     /// [`super::METHODS`].
     pub const PANIC_IN: u64 = 0x60;
@@ -83,7 +85,7 @@ pub mod reg {
 }
 
 /// The methods that [`reg::PANIC_IN`] names.
-pub const METHODS: [DeviceMethod; 9] = [
+pub const METHODS: [DeviceMethod; 10] = [
     DeviceMethod::Read,
     DeviceMethod::Write,
     DeviceMethod::Drain,
@@ -93,6 +95,7 @@ pub const METHODS: [DeviceMethod; 9] = [
     DeviceMethod::Detached,
     DeviceMethod::Reset,
     DeviceMethod::Counters,
+    DeviceMethod::LeasesEnded,
 ];
 
 /// Bytes of an attachment's windows.
@@ -113,6 +116,7 @@ struct AttachmentState {
 pub struct TestDevice {
     attachments: [AttachmentState; 2],
     leases: [Vec<DmaLease>; 2],
+    keeps_leases: bool,
     credits: u64,
     busy: bool,
     sent: u64,
@@ -203,6 +207,7 @@ impl Device for TestDevice {
                 DmaAccess::Write,
             )),
             reg::RELEASE_LEASES => self.leases[usize::from(from.0)].clear(),
+            reg::KEEP_LEASES => self.keeps_leases = true,
             reg::LINE => context.set_intx(from, value != 0),
             reg::PANIC_IN => self.panics_in = Some(METHODS[value as usize]),
             reg::PANIC_IN_DROP => self.panics_in_drop = true,
@@ -240,7 +245,9 @@ impl Device for TestDevice {
         match reach {
             Reset::Attachment(attachment) => {
                 self.attachments[usize::from(attachment.0)] = AttachmentState::default();
-                self.leases[usize::from(attachment.0)].clear();
+                if !self.keeps_leases {
+                    self.leases[usize::from(attachment.0)].clear();
+                }
             }
             Reset::Function => {
                 self.attachments = Default::default();
@@ -268,6 +275,10 @@ impl Device for TestDevice {
             Err(_) => state.copies_failed += 1,
         }
         context.interrupt(attachment, 0);
+    }
+
+    fn leases_ended(&mut self, _: &mut Context<'_>, _: AttachmentId) {
+        self.panic_if_requested(DeviceMethod::LeasesEnded);
     }
 
     fn step(&mut self, _: &mut Context<'_>, _: u32) -> Progress {

@@ -9,14 +9,17 @@ use std::{
     path::Path,
 };
 
+use nicforge_core::ids::AttachmentId;
 use nicforge_vfio_user::{
-    Errno,
+    DMA_FLAG_READ, DMA_FLAG_WRITE, Errno,
     wire::{Command, HEADER_SIZE, Header},
 };
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
-use super::{LONG, negotiated};
+use super::{BUS_MASTER, COMMAND, CONFIG_REGION, LONG, MEMORY_DECODE, Served, negotiated, reg};
 
+/// Address and size of the client memory of [`client_with_dma`].
+pub const PAGE: u64 = 0x1000;
 /// Message ID of the requests.
 const ID: u16 = 9;
 
@@ -51,6 +54,31 @@ pub fn device_info() -> Vec<u8> {
 /// Returns the payload of an access: offset, region, count, data.
 pub fn access(offset: u64, region: u32, count: u32, data: &[u8]) -> Vec<u8> {
     [&offset.to_le_bytes()[..], &words(&[region, count]), data].concat()
+}
+
+/// Returns a client that has mapped [`PAGE`] and lets the device start DMA, which copies from
+/// there.
+pub fn client_with_dma(served: &Served, attachment: AttachmentId) -> Raw {
+    let mut raw = Raw::negotiated(&served.path(attachment));
+
+    assert_eq!(raw.ask(Command::DmaMap, &map_payload()), None);
+    let command = (MEMORY_DECODE | BUS_MASTER).to_le_bytes();
+    assert_eq!(raw.ask(Command::RegionWrite, &access(COMMAND, CONFIG_REGION, 2, &command)), None);
+    for offset in [reg::SOURCE, reg::TARGET] {
+        assert_eq!(raw.ask(Command::RegionWrite, &access(offset, 0, 8, &PAGE.to_le_bytes())), None);
+    }
+    raw
+}
+
+/// Returns the payload of a DMA_MAP of [`PAGE`] for reading and writing.
+pub fn map_payload() -> Vec<u8> {
+    let flags = DMA_FLAG_READ | DMA_FLAG_WRITE;
+    [&words(&[32, flags])[..], &[0, PAGE, PAGE].map(u64::to_le_bytes).concat()].concat()
+}
+
+/// Returns the payload of a DMA_UNMAP of [`PAGE`].
+pub fn unmap_payload() -> Vec<u8> {
+    [&words(&[24, 0])[..], &[PAGE, PAGE].map(u64::to_le_bytes).concat()].concat()
 }
 
 impl Raw {

@@ -10,7 +10,7 @@ use std::{
 
 use crate::common::{
     neighbour::Neighbour,
-    raw::{Raw, access, device_info, request, version},
+    raw::{Raw, access, client_with_dma, device_info, request, version},
     *,
 };
 use nicforge_vfio_user::{Errno, wire::Command};
@@ -21,6 +21,9 @@ use nix::{
 
 /// How long the close of a [`Lingering`] connection blocks: longer than any wait of a test.
 const LINGER: Duration = Duration::from_secs(120);
+
+/// Number of unclosed descriptors from which on a client is not served.
+const HOLDING_DESCRIPTORS: u64 = 64;
 
 /// A TCP connection with unsent data. Its last close blocks until its peer reads or the time is
 /// over.
@@ -50,21 +53,56 @@ impl Lingering {
     }
 }
 
-/// Returns a client whose write waits for credits, with messages queued after it. These carry a
-/// descriptor of which the server has the only copy, so the server's close is the last one.
+/// Returns a client whose write waits for credits, with messages queued after it.
 fn client_with_lingering_descriptors_queued_after_a_stalled_write(
     served: &Served,
     messages: usize,
 ) -> (Raw, Peer) {
     let mut raw = Raw::negotiated(&served.path(A));
+    let peer = queue_lingering_descriptors_after_a_stalled_write(served, &mut raw, messages);
+    (raw, peer)
+}
 
+/// Sends a write that waits for credits, and messages after it. These carry a descriptor of which
+/// the server has the only copy, so the server's close is the last one.
+fn queue_lingering_descriptors_after_a_stalled_write(
+    served: &Served,
+    raw: &mut Raw,
+    messages: usize,
+) -> Peer {
     raw.send(&request(Command::RegionWrite, &access(reg::SEND, 0, 4, &[0; 4])));
     served.wait_until("the write stalls", |snapshot| client_of(snapshot, A).unwrap().stalled);
     let Lingering { stream, peer } = Lingering::new();
     for _ in 0..messages {
         raw.send_fds(&device_info(), &[stream.as_fd()]);
     }
-    (raw, peer)
+    peer
+}
+
+/// Lets a stalled write of attachment A continue. The operator writes for the client of B.
+fn add_credit(served: &Served) {
+    let write = served.handle.call(LONG, |control| {
+        control.machine().write(FUNCTION, B, 0, reg::CREDITS, &1_u64.to_le_bytes()).map(drop)
+    });
+    write.unwrap().unwrap();
+}
+
+/// Has the server hold a client back: its descriptors wait to be closed behind one whose close
+/// blocks, until the returned peer is dropped.
+fn hold_back(served: &Served, raw: &mut Raw) -> Peer {
+    let messages = |snapshot: &_| client_of(snapshot, A).unwrap().messages;
+    let peer = queue_lingering_descriptors_after_a_stalled_write(served, raw, 1);
+    let before = messages(&served.snapshot());
+    add_credit(served);
+
+    let cheap = eventfd();
+    for _ in 0..2 * HOLDING_DESCRIPTORS {
+        raw.send_fds(&device_info(), &[cheap.as_fd()]);
+    }
+    // The stalled write was counted before, so each of these messages has a descriptor.
+    served
+        .wait_until("the client is held back", |snapshot| messages(snapshot) - before >= HOLDING_DESCRIPTORS);
+    peer
 }
 
 both_loops! {
@@ -74,10 +112,7 @@ both_loops! {
         let served = &neighbour.served;
         let (mut raw, _peer) = client_with_lingering_descriptors_queued_after_a_stalled_write(served, 1);
 
-        // Only the neighbour could write the credit register, so the operator writes it.
-        served.handle.call(LONG, |control| {
-            control.machine().write(FUNCTION, B, 0, reg::CREDITS, &1_u64.to_le_bytes()).map(drop)
-        }).unwrap().unwrap();
+        add_credit(served);
 
         assert_eq!(raw.reply().0.command, Command::RegionWrite);
         assert_eq!(raw.reply().0.command, Command::DeviceGetInfo);
@@ -94,6 +129,26 @@ both_loops! {
         let (raw, _peer) = client_with_lingering_descriptors_queued_after_a_stalled_write(&neighbour.served, 48);
         drop(raw);
         neighbour.assert_served_and_reusable();
+    }
+
+    fn dma_of_a_client_that_is_held_back_times_out(config) {
+        config.dma_limit = Duration::from_millis(30);
+        config.stall_limit = LINGER;
+        // The deadline for the version must not come first.
+        config.version_limit = LINGER;
+        let served = Served::start(config);
+        let (mut raw, _other) = (client_with_dma(&served, A), served.client(B));
+        let _peer = hold_back(&served, &mut raw);
+
+        // The client is not served, so the operator starts the copy.
+        served.handle.call(LONG, |control| {
+            control.machine().write(FUNCTION, A, 0, reg::COPY, &64_u32.to_le_bytes()).map(drop)
+        }).unwrap().unwrap();
+        let snapshot =
+            served.wait_until("the message times out", |snapshot| server_of(snapshot, A).dma_timeouts == 1);
+
+        assert_eq!(server_of(&snapshot, A).dma_messages, 0);
+        assert_eq!(snapshot.functions[0].attachments[0].counters.dma_errors, 1);
     }
 
     fn descriptors_before_the_version_are_not_kept(config) {

@@ -364,6 +364,34 @@ both_loops! {
         assert_eq!(served.counter("evicted"), 1);
     }
 
+    fn memory_of_an_ended_client_that_a_device_holds_counts_for_the_next_client(config) {
+        config.quotas = Quotas { mapped_bytes: 0x3000, ..Quotas::default() };
+        let served = Served::start(config);
+        let held = served.client(A);
+        held.dma_map(range(0, 0, 0x2000), memory(0x2000).fd()).unwrap();
+        enable(&held);
+        write32(&held, reg::KEEP_LEASES, 1);
+        write64(&held, reg::LEASE, 0);
+        drop(held);
+        served.wait_until_free(A);
+
+        let next = served.client(A);
+        let own = memory(0x2000);
+        let mapped_bytes = || {
+            next.dma_map(range(0, 0, 0x2000), own.fd()).unwrap();
+            let mapped = client_of(&served.snapshot(), A).unwrap().mapped_bytes;
+            next.dma_unmap(DmaUnmap::All).unwrap();
+            mapped
+        };
+        assert_eq!(mapped_bytes(), 0, "the range is reached by messages");
+
+        write32(&next, reg::RELEASE_LEASES, 1);
+        let deadline = Instant::now() + LONG;
+        while mapped_bytes() == 0 {
+            assert!(Instant::now() < deadline, "the released memory still counts");
+        }
+    }
+
     fn an_operators_reset_reaches_clients_that_stay(config) {
         let served = Served::start(config);
         let client = served.client(A);

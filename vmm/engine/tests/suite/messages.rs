@@ -5,23 +5,21 @@
 use std::time::Duration;
 
 use crate::common::{
-    raw::{Raw, access, posted, request, words},
+    raw::{PAGE, Raw, access, client_with_dma, map_payload, posted, request, unmap_payload},
     *,
 };
 use nicforge_core::context::MAX_REMOTE;
 use nicforge_engine::EngineSnapshot;
-use nicforge_vfio_user::{DMA_FLAG_READ, DMA_FLAG_WRITE, wire::Command};
+use nicforge_vfio_user::wire::Command;
 
 /// Time-out of DMA messages. It is long enough that a message sent by mistake would come first.
 const SHORT: Duration = Duration::from_millis(30);
-/// A page of client memory without a descriptor.
-const PAGE: u64 = 0x1000;
 
 both_loops! {
     fn unanswered_messages_time_out_whatever_their_number(config) {
         config.dma_limit = SHORT;
         let served = Served::start(config);
-        let mut raw = client_with_dma(&served);
+        let mut raw = client_with_dma(&served, A);
 
         for round in 1..=3 {
             raw.send(&doorbell(64).repeat(MAX_REMOTE));
@@ -38,7 +36,7 @@ both_loops! {
         config.messages = 256;
         config.client_turn = LONG;
         let served = Served::start(config);
-        let mut raw = client_with_dma(&served);
+        let mut raw = client_with_dma(&served, A);
 
         fill_the_socket(&mut raw);
         let snapshot = served
@@ -49,7 +47,7 @@ both_loops! {
 
     fn no_message_follows_the_answer_to_an_unmap(config) {
         let served = Served::start(config);
-        let mut raw = client_with_dma(&served);
+        let mut raw = client_with_dma(&served, A);
 
         for round in 1..=2 {
             let unmap = request(Command::DmaUnmap, &unmap_payload());
@@ -67,7 +65,7 @@ both_loops! {
         config.messages = 256;
         config.client_turn = LONG;
         let served = Served::start(config);
-        let mut raw = client_with_dma(&served);
+        let mut raw = client_with_dma(&served, A);
 
         fill_the_socket(&mut raw);
         served.wait_until("the socket is full", |snapshot| client_of(snapshot, A).unwrap().messages > 40);
@@ -83,7 +81,7 @@ both_loops! {
 
     fn no_message_follows_the_end_of_bus_mastering(config) {
         let served = Served::start(config);
-        let mut raw = client_with_dma(&served);
+        let mut raw = client_with_dma(&served, A);
         let off = request(Command::RegionWrite, &access(COMMAND, CONFIG_REGION, 2, &MEMORY_DECODE.to_le_bytes()));
 
         raw.send(&[doorbell(64), off].concat());
@@ -93,31 +91,24 @@ both_loops! {
 
         assert_eq!(server_of(&snapshot, A).dma_messages, 0);
     }
-}
 
-/// Returns a client that has mapped [`PAGE`] and lets the device start DMA, which copies from
-/// there.
-fn client_with_dma(served: &Served) -> Raw {
-    let mut raw = Raw::negotiated(&served.path(A));
+    fn an_operators_reset_cancels_no_dma_that_starts_after_it(config) {
+        // Only one client is served in each round, and the second one's turn comes after the step
+        // that starts its DMA.
+        config.service_limit = Duration::ZERO;
+        let served = Served::start(config);
+        let (_first, mut second) = (served.client(A), client_with_dma(&served, B));
 
-    assert_eq!(raw.ask(Command::DmaMap, &map_payload()), None);
-    let command = (MEMORY_DECODE | BUS_MASTER).to_le_bytes();
-    assert_eq!(raw.ask(Command::RegionWrite, &access(COMMAND, CONFIG_REGION, 2, &command)), None);
-    for offset in [reg::SOURCE, reg::TARGET] {
-        assert_eq!(raw.ask(Command::RegionWrite, &access(offset, 0, 8, &PAGE.to_le_bytes())), None);
+        served.handle.call(LONG, |control| {
+            control.reset_function(FUNCTION).unwrap();
+            for (register, value) in [(reg::SOURCE, PAGE), (reg::COPY, 64)] {
+                let _ = control.machine().write(FUNCTION, B, 0, register, &value.to_le_bytes()).unwrap();
+            }
+        }).unwrap();
+
+        assert_eq!(second.reply().0.command, Command::DmaRead);
+        assert_eq!(served.snapshot().functions[0].attachments[1].counters.dma_errors, 0);
     }
-    raw
-}
-
-/// Returns the payload of a DMA_MAP of [`PAGE`] for reading and writing.
-fn map_payload() -> Vec<u8> {
-    let flags = DMA_FLAG_READ | DMA_FLAG_WRITE;
-    [&words(&[32, flags])[..], &[0, PAGE, PAGE].map(u64::to_le_bytes).concat()].concat()
-}
-
-/// Returns the payload of a DMA_UNMAP of [`PAGE`].
-fn unmap_payload() -> Vec<u8> {
-    [&words(&[24, 0])[..], &[PAGE, PAGE].map(u64::to_le_bytes).concat()].concat()
 }
 
 /// Fills the socket with unread replies in the turn in which the device asks for a message, so that

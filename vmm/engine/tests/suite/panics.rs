@@ -12,7 +12,7 @@ use nicforge_core::{machine::Machine, panic::DeviceMethod};
 use nicforge_engine::{Engine, EngineConfig, EngineError, Stop};
 use nicforge_hwi::attachment::mirror;
 use nicforge_shm::{Access, Producer, SharedCells, SharedMemory};
-use nicforge_vfio_user::{Client, Errno, PCI_MSIX_IRQ, PCI_REQ_IRQ};
+use nicforge_vfio_user::{Client, DmaUnmap, Errno, PCI_MSIX_IRQ, PCI_REQ_IRQ};
 use nix::sys::eventfd::EventFd;
 
 const RING_BYTES: u64 = 64 * 64;
@@ -57,6 +57,11 @@ impl Victim {
             }
             DeviceMethod::Detached => drop(second),
             DeviceMethod::Reset => assert_eq!(self.client.reset().unwrap_err().errno(), Errno::EIO),
+            DeviceMethod::LeasesEnded => {
+                write64(&self.client, reg::LEASE, ADDRESS);
+                let leased = DmaUnmap::Range { address: ADDRESS, size: PAGE };
+                self.client.dma_unmap(leased).unwrap();
+            }
             DeviceMethod::Counters => drop(served.snapshot()),
             _ => write32(&self.client, reg::SCRATCH, 1),
         }
@@ -155,6 +160,10 @@ both_loops! {
 
     fn panic_in_reset(config) {
         assert_contains_panic_in(config, DeviceMethod::Reset, false);
+    }
+
+    fn panic_in_leases_ended(config) {
+        assert_contains_panic_in(config, DeviceMethod::LeasesEnded, false);
     }
 
     fn panic_in_counters(config) {

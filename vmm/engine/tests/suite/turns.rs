@@ -8,12 +8,15 @@ use crate::common::{
     *,
 };
 use nicforge_engine::EngineSnapshot;
+use nicforge_shm::{Access, Producer, SharedCells};
 use nicforge_vfio_user::{Errno, wire::Command};
 
 /// BAR of the windows, and the offset of the device's own part in it.
 const WINDOW_BAR: u32 = 1;
 const WINDOW: u64 = 0x1_0000;
 const LENGTH: usize = 0x1_0000;
+/// Length of the ring at the beginning of that BAR.
+const RING_BYTES: u64 = 64 * 64;
 
 both_loops! {
     fn a_long_read_takes_as_many_turns_as_it_has_pages(config) {
@@ -54,6 +57,25 @@ both_loops! {
 
         assert_eq!((header.reply_error(), payload.len()), (None, 16 + LENGTH));
         assert_eq!(raw.reply().0.command, Command::DeviceReset);
+    }
+
+    fn a_reset_queued_after_a_long_read_cancels_it_when_it_stalls(config) {
+        let served = Served::start(config);
+        let client = served.client(A);
+        let windows = map_bar(&client, WINDOW_BAR, Access::ReadWrite);
+        let ring = SharedCells::new(windows.window(0, RING_BYTES).unwrap()).unwrap();
+        Producer::new(ring).try_push(|| 0, 0, reg::SEND as u32, &[0; 4]).unwrap();
+        let mut raw = Raw(client.socket_fd().try_clone_to_owned().unwrap().into());
+        raw.0.set_nonblocking(false).unwrap();
+        raw.0.set_read_timeout(Some(LONG)).unwrap();
+        let read = request(Command::RegionRead, &access(0, 0, 0x2000, &[]));
+
+        raw.send(&[read, request(Command::DeviceReset, &[])].concat());
+
+        assert_eq!(raw.reply().0.reply_error(), Some(Errno::ECANCELED));
+        let (header, _) = raw.reply();
+        assert_eq!((header.command, header.reply_error()), (Command::DeviceReset, None));
+        assert_eq!(served.counter("sent"), 0);
     }
 
     fn a_newcomer_waits_until_its_predecessor_was_served_in_normal_turns(config) {

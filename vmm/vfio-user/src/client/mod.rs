@@ -17,17 +17,16 @@ mod second_socket;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt};
+use nix::sys::socket::{getsockopt, sockopt};
 
 pub use irqs::IrqPayload;
 
 use crate::Errno;
-use crate::socket::{FrameError, Framed, has_exited, peer_process};
+use crate::socket::{FrameError, Framed, connect_within, has_exited, peer_process};
 use crate::wire::*;
 use exchange::Exchange;
 use second_socket::SecondSocket;
@@ -242,6 +241,8 @@ pub struct Client {
     exchange: Arc<Exchange>,
     config: ClientConfig,
     limits: ServerLimits,
+    /// The time at which all calls give up, if that comes before their own deadlines.
+    common_end: Mutex<Option<Instant>>,
 }
 
 impl Client {
@@ -260,28 +261,8 @@ impl Client {
     pub fn connect_with(path: impl AsRef<Path>, config: ClientConfig) -> Result<Self, ClientError> {
         let path = path.as_ref();
         let deadline = Deadline::after(config.timeout);
-        let failed = |errno: Errno| ClientError::Connect { path: path.to_owned(), errno };
-        let address = UnixAddr::new(path).map_err(|errno| failed(errno.into()))?;
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None)
-            .map_err(|errno| ClientError::System { call: "socket", errno: errno.into() })?;
-
-        loop {
-            match connect(std::os::fd::AsRawFd::as_raw_fd(&fd), &address) {
-                Ok(()) => break,
-                // The server's backlog is full; there is nothing to poll for.
-                Err(nix::errno::Errno::EAGAIN) if !deadline.is_over() => {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                Err(nix::errno::Errno::EAGAIN) => return Err(failed(Errno::ETIMEDOUT)),
-                Err(nix::errno::Errno::EINTR) => {}
-                Err(errno) => return Err(failed(errno.into())),
-            }
-        }
-        // Only `connect` needed a non-blocking socket. Reads and writes that must not block pass a
-        // flag each time.
-        fcntl(&fd, FcntlArg::F_SETFL(OFlag::empty()))
-            .map_err(|errno| ClientError::System { call: "fcntl", errno: errno.into() })?;
+        let fd = connect_within(path, config.timeout)
+            .map_err(|errno| ClientError::Connect { path: path.to_owned(), errno })?;
         Self::negotiate(fd, config, deadline)
     }
 
@@ -327,7 +308,7 @@ impl Client {
             None => None,
         };
         limits.twin_socket = second_socket.is_some();
-        Ok(Self { _second_socket: second_socket, exchange, config, limits })
+        Ok(Self { _second_socket: second_socket, exchange, config, limits, common_end: Mutex::new(None) })
     }
 
     /// Returns the limits that the server named.
@@ -386,8 +367,21 @@ impl Client {
         self.exchange.poll_incoming(Deadline::after(timeout))
     }
 
+    /// Limits the calls that follow together: from `within` from now on, all of them give up, also
+    /// before [`ClientConfig::timeout`]. `None` removes the limit.
+    pub fn limit_calls(&self, within: Option<Duration>) {
+        let end = within.and_then(|within| Instant::now().checked_add(within));
+        *self.common_end.lock().unwrap_or_else(PoisonError::into_inner) = end;
+    }
+
+    /// Returns the deadline of a call that begins now.
     fn deadline(&self) -> Deadline {
-        Deadline::after(self.config.timeout)
+        let own = Deadline::after(self.config.timeout);
+        let common_end = *self.common_end.lock().unwrap_or_else(PoisonError::into_inner);
+        match common_end {
+            Some(end) if own.at.is_none_or(|at| end < at) => Deadline { at: Some(end), ..own },
+            _ => own,
+        }
     }
 }
 

@@ -164,6 +164,21 @@ impl Client {
         Ok(())
     }
 
+    /// Posts a write to a region without waiting. Nothing is sent while earlier messages still wait
+    /// for the socket. What the socket does not take of this message is sent by a later call.
+    /// Returns whether the message was sent or queued.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ClientError::Argument`] if `data` does not fit into one message.
+    pub fn try_region_write(&self, index: u32, offset: u64, data: &[u8]) -> Result<bool, ClientError> {
+        check_end(offset, data.len())?;
+        if data.len() > self.max_access() {
+            return Err(ClientError::Argument("a write without a wait is one message"));
+        }
+        let access = region_access(index, offset, data.len());
+        self.exchange.try_post(Command::RegionWrite, access.as_bytes(), data)
+    }
+
     /// Sends `DMA_MAP`. With a descriptor the server maps its file from `map.offset` on. Without
     /// one it accesses the memory by DMA messages, which the [`GuestMemory`](super::GuestMemory)
     /// passed at connect answers.

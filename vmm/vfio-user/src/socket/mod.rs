@@ -13,6 +13,7 @@
 //! System calls are in `sys` and `peer`, which with `descriptor` are the only modules of this crate
 //! with `unsafe`.
 
+mod connect;
 mod descriptor;
 mod peer;
 mod receive;
@@ -26,6 +27,7 @@ use std::time::Duration;
 
 use nix::sys::socket::{setsockopt, sockopt};
 
+pub use connect::connect_within;
 pub use descriptor::{Closer, PeerFd};
 pub(crate) use peer::{has_exited, peer_process};
 pub use receive::{Message, ReadOutcome};

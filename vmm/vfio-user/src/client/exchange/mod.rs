@@ -215,6 +215,25 @@ impl Exchange {
         Ok(())
     }
 
+    /// Sends a request that wants no reply, without waiting. It sends nothing while earlier
+    /// messages still wait for the socket. Returns whether the message was sent or queued.
+    pub(super) fn try_post(&self, command: Command, fixed: &[u8], data: &[u8]) -> Result<bool, ClientError> {
+        let mut state = self.lock();
+        check_dead(&state)?;
+        if state.tx.queued() > 0 {
+            let flushed = state.tx.flush(self.fd.as_fd());
+            flushed.map_err(|error| self.end_connection(&mut state, error))?;
+        }
+        if state.tx.queued() > 0 {
+            return Ok(false);
+        }
+
+        let id = fresh_id(&mut state);
+        let header = Header::request(id, command, fixed.len() + data.len(), true);
+        self.send(&mut state, &header, fixed, data, &[])?;
+        Ok(true)
+    }
+
     /// Serves requests of the server until one was served or the deadline has passed. Returns the
     /// number of requests served meanwhile, with those that the second socket's thread has served
     /// since the last call.

@@ -171,7 +171,8 @@ impl Exchange {
     fn receive(&self, rx: &mut Receiver, wait: &mut InputWait) -> Result<(), NoInput> {
         let is_spinning = wait.spin_end.is_some_and(|end| Instant::now() < end);
         // A read that blocks is one system call instead of a read, a `poll` and another read.
-        // Another thread that sends meanwhile flushes the queue itself.
+        // Another thread that sends meanwhile flushes the queue itself. The rest of a message that
+        // may not wait is sent after this read.
         let blocks_in_read = self.has_receive_timeout
             && wait.awaited.is_reply()
             && !is_spinning
