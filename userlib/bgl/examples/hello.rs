@@ -7,7 +7,7 @@ use nicforge_bgl::{
 };
 use nicforge_driver::{Deadline, Device, OpenOptions, environment};
 
-/// What has happened so far.
+/// The state of the program.
 #[derive(Default)]
 struct Greeting {
     is_received: bool,

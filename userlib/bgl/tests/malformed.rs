@@ -170,6 +170,19 @@ fn repeated_packets_end_a_message_once() {
 }
 
 #[test]
+fn packets_beyond_a_messages_length_do_not_keep_it_from_ending() {
+    let mut attack = Attack::new(Policy::Receive(Layout::At(0)));
+    let lead = announcement(0, 208 + 480, 0, Protocol::Eager, 208);
+    attack.send(Kind::Lead, 0, 0, &lead);
+    attack.send(Kind::Eager, 0, 13, &[1; MAX_PAYLOAD]);
+    attack.send(Kind::Lead, 0, 0, &lead);
+    // 656 bytes have come, so a full packet is one too many.
+    attack.send(Kind::Eager, 0, 13, &[1; MAX_PAYLOAD]);
+    assert_eq!((attack.malformed(), attack.world.programs[0].finished.len()), (1, 0));
+    attack.check_others();
+}
+
+#[test]
 fn ids_ahead_of_the_window_are_dropped() {
     let mut attack = Attack::new(Policy::Discard);
     let window = u16::from(WINDOW);

@@ -221,6 +221,18 @@ fn receiver_that_never_decides_holds_a_window_and_others_go_on() {
 }
 
 #[test]
+fn sender_with_few_places_left_goes_on() {
+    let mut world = World::new(2, 9, CONFIG);
+    // All places but one are held for good.
+    let held = u32::from(WINDOW) - 1;
+    world.programs[1].policies.extend((0..held).map(|number| (number, Policy::Never)));
+    for number in 0..held + 100 {
+        world.post(0, 1, number, filled(Layout::At(0), number, 100));
+    }
+    world.run_until(LIMIT, |world| world.programs[1].finished.len() == 100);
+}
+
+#[test]
 fn postponed_messages_continue_when_they_are_decided() {
     let messages: Vec<_> = (0..120)
         .map(|number| {

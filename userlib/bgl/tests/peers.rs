@@ -6,7 +6,7 @@ mod network;
 
 use nicforge_bgl::{
     Error,
-    message::{Config, Disposition, MessageLayer},
+    message::{Config, Disposition, MessageLayer, WINDOW},
     packet::Rank,
 };
 use proptest::prelude::*;
@@ -63,6 +63,7 @@ proptest! {
             prop_assert!(*result == Ok(()) || *result == Err(gone(1)));
         }
         check_exchange(&mut world);
+        world.settle(LIMIT);
         prop_assert_eq!(world.programs[0].sent.len(), 2 * SIZES.len());
     }
 
@@ -171,6 +172,41 @@ fn packets_of_a_process_whose_connection_has_ended_are_dropped() {
 
     assert_eq!(world.programs[1].numbers(), [0]);
     assert_eq!(world.layers[1].statistics().stale, 1);
+}
+
+#[test]
+fn packets_that_have_arrived_are_received_before_a_connection_ends() {
+    let mut world = World::new(2, 1, config());
+    world.post(0, 1, 7, filled(Layout::At(0), 7, 20_000));
+    world.run_until(LIMIT, |world| world.layers[0].has_sent_all());
+    let late = world.network.take_packets_for(World::rank(1));
+    assert!(!late.is_empty());
+
+    world.network.end_process(World::rank(0), false);
+    for packet in late {
+        world.network.deliver(World::rank(1), packet.header, &packet.payload);
+    }
+    assert_eq!(world.check_peers(1), 1);
+    assert_eq!(world.programs[1].finished[0].result, Ok(()));
+}
+
+#[test]
+fn senders_that_restart_leave_the_memory_for_packets_whole() {
+    let mut world = World::new(2, 1, config());
+    world.programs[1] = Program::with(Policy::Never);
+    for _ in 0..10 {
+        for number in 0..40 {
+            world.post(0, 1, number, filled(Layout::At(0), number, 100));
+        }
+        world.turns(100);
+        world.restart(0);
+        world.check_peers(1);
+    }
+
+    let statistics = world.layers[1].statistics();
+    assert_eq!((statistics.packets_stored, statistics.malformed), (10 * u64::from(WINDOW), 0));
+    world.programs[1] = Program::default();
+    check_exchange(&mut world);
 }
 
 #[test]

@@ -37,6 +37,8 @@ pub(super) struct Connection {
     pub(super) is_open: bool,
     /// Whether the connection is in [`Connections::ready`].
     is_ready: bool,
+    /// Whether the peer's process was seen to be gone, and its last packets must still be taken.
+    pub(super) is_ending: bool,
     /// The sending side.
     pub(super) outgoing: Outgoing,
     /// The receiving side.
@@ -245,6 +247,7 @@ impl Connection {
             rank,
             is_open: true,
             is_ready: false,
+            is_ending: false,
             outgoing: Outgoing::new(),
             incoming: Incoming::new(),
         }

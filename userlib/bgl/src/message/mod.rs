@@ -106,10 +106,20 @@ const TURNS_PER_CHECK: u32 = 4096;
 /// Number of turns for which one without progress counts.
 const IDLE_TURN: u32 = 64;
 
+/// Outcome of taking the packets that have arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reception {
+    /// All packets that had arrived at the start were taken.
+    Complete,
+    /// Packets of unknown senders are left.
+    Interrupted,
+}
+
 /// The message layer of a rank, on a packet device.
 ///
-/// Only [`MessageLayer::wait_until`] and [`MessageLayer::wait_until_drained`] wait. A program calls [`MessageLayer::advance`] often,
-/// also while it only sends: without it, neither acknowledgements nor credits move.
+/// Only [`MessageLayer::wait_until`] and [`MessageLayer::wait_until_drained`] wait. A program calls
+/// [`MessageLayer::advance`] often, also while it only sends: without it, neither acknowledgements
+/// nor credits move.
 #[derive(Debug)]
 pub struct MessageLayer<D> {
     device: D,
@@ -222,7 +232,7 @@ impl<D: PacketDevice> MessageLayer<D> {
     }
 
     /// Takes the packets that have arrived.
-    fn receive<C: Callbacks>(&mut self, callbacks: &mut C) -> Result<(), Error> {
+    fn receive<C: Callbacks>(&mut self, callbacks: &mut C) -> Result<Reception, Error> {
         // Bits of a life come back, so the answer about a claim holds for one call only.
         self.state.stale = None;
 
@@ -231,10 +241,10 @@ impl<D: PacketDevice> MessageLayer<D> {
             self.device.receive(|header, payload| state.on_packet(header, payload, callbacks))?;
 
             // Nothing was left unless a sender is unknown.
-            let Some(claim) = self.state.unsettled.take() else { break };
+            let Some(claim) = self.state.unsettled.take() else { return Ok(Reception::Complete) };
             self.state.settle(&self.device, claim, callbacks)?;
         }
-        Ok(())
+        Ok(Reception::Interrupted)
     }
 
     /// Decides about a message for which [`Callbacks::recvnew`] has returned
@@ -254,15 +264,28 @@ impl<D: PacketDevice> MessageLayer<D> {
     /// Ends the connections with processes that are gone, and returns their number. Messages in
     /// progress with them end with [`Error::PeerGone`].
     ///
+    /// All that a process has sent before its end is received first: when the device shows another
+    /// life, the packets of the former one have arrived.
+    ///
     /// It makes at least one slow access to the device, so it belongs to the path of a program that
     /// waits. [`MessageLayer::wait_until`] calls it.
     ///
     /// # Errors
     /// Returns [`Error::Device`] or [`Error::BadDevice`].
     pub fn check_peers<C: Callbacks>(&mut self, callbacks: &mut C) -> Result<usize, Error> {
-        // Packets that a process has sent before it ended are still valid.
-        self.receive(callbacks)?;
-        self.state.end_lost_connections(&self.device, callbacks)
+        if !self.state.mark_lost_connections(&self.device)? {
+            return Ok(0);
+        }
+
+        // Packets that a process has sent before it ended are still valid. If some are left because
+        // of too many unknown senders, the next call goes on.
+        match self.receive(callbacks)? {
+            Reception::Complete => Ok(self.state.end_marked_connections(callbacks)),
+            Reception::Interrupted => {
+                self.state.checked_at = None;
+                Ok(0)
+            }
+        }
     }
 
     /// Begins to drain the connections, for a checkpoint: messages that have begun are completed,

@@ -72,30 +72,42 @@ impl State {
         Ok(())
     }
 
-    /// Ends the connections with processes that are gone. Returns their number.
-    pub(super) fn end_lost_connections<D: PacketDevice, C: Callbacks>(
-        &mut self,
-        device: &D,
-        callbacks: &mut C,
-    ) -> Result<usize, Error> {
+    /// Marks the connections with processes that are gone. Returns whether there may be any: lives
+    /// have changed since the last call.
+    ///
+    /// The last packets of these processes have arrived. They must be taken before the connections
+    /// end.
+    pub(super) fn mark_lost_connections<D: PacketDevice>(&mut self, device: &D) -> Result<bool, Error> {
         // A later change has another number, so it is not missed.
         let changes = device.life_changes()?;
         if self.checked_at == Some(changes) {
-            return Ok(0);
+            return Ok(false);
         }
 
-        let mut lost = 0;
         for index in self.connections.indices() {
-            let Some(connection) = self.connections.get(index).filter(|connection| connection.is_open) else {
-                continue;
-            };
-            if device.life(connection.rank)? != connection.life() {
-                self.end_connection(index, callbacks);
-                lost += 1;
+            if let Some(connection) = self.connections.get_mut(index).filter(|connection| connection.is_open)
+            {
+                connection.is_ending = device.life(connection.rank)? != connection.life();
             }
         }
         self.checked_at = Some(changes);
-        Ok(lost)
+        Ok(true)
+    }
+
+    /// Ends the connections that were marked, and returns their number.
+    pub(super) fn end_marked_connections<C: Callbacks>(&mut self, callbacks: &mut C) -> usize {
+        let mut ended = 0;
+        for index in self.connections.indices() {
+            let is_ending = self
+                .connections
+                .get(index)
+                .is_some_and(|connection| connection.is_open && connection.is_ending);
+            if is_ending {
+                self.end_connection(index, callbacks);
+                ended += 1;
+            }
+        }
+        ended
     }
 
     /// Ends a connection: its messages fail.

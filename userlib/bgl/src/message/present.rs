@@ -221,7 +221,7 @@ impl State {
 
     /// Returns the first message of a connection that is not complete.
     pub(super) fn oldest_incomplete(&self, index: ConnectionIndex) -> MessageId {
-        let Some(connection) = self.connections.get(index) else { return MessageId::default() };
+        let Some(connection) = self.connections.get(index) else { return MessageId::new(0) };
         let next_id = connection.incoming.next_id;
         let (mut oldest, mut number) = (next_id, connection.incoming.first);
 

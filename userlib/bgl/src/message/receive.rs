@@ -36,7 +36,7 @@ impl State {
                 return Verdict::Taken;
             }
             // The device must be asked who this is, which it can't be in a packet's handler.
-            self.unsettled = Some(claim);
+            self.unsettled.get_or_insert(claim);
             return Verdict::Left;
         };
 

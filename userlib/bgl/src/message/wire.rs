@@ -29,6 +29,8 @@
 //! `Single` to `Request` are *unsolicited*: each uses up a credit of the sender. `Data` and `Ends`
 //! go to memory that the receiver has agreed to by `Acknowledge`.
 
+use std::num::NonZeroU16;
+
 use nicforge_hwi::torus::{MAX_PAYLOAD, QUAD};
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
@@ -116,8 +118,11 @@ impl Kind {
 }
 
 /// Number of a message in the order of its sender's messages to one receiver, modulo 2^15.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct MessageId(u16);
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MessageId(
+    /// The number plus 1, so that an `Option` takes no more memory.
+    NonZeroU16,
+);
 
 impl MessageId {
     /// Number of ids.
@@ -125,23 +130,26 @@ impl MessageId {
 
     /// Returns the id with a number, modulo [`MessageId::COUNT`].
     pub const fn new(number: u16) -> Self {
-        Self(number % Self::COUNT)
+        match NonZeroU16::new(number % Self::COUNT + 1) {
+            Some(successor) => Self(successor),
+            None => Self(NonZeroU16::MIN),
+        }
     }
 
     /// Returns the next id.
     #[must_use]
     pub const fn next(self) -> Self {
-        Self::new(self.0 + 1)
+        Self::new(self.number() + 1)
     }
 
     /// Returns how many ids this one is after another.
     pub const fn distance_from(self, earlier: Self) -> u16 {
-        self.0.wrapping_sub(earlier.0) % Self::COUNT
+        self.number().wrapping_sub(earlier.number()) % Self::COUNT
     }
 
     /// Returns the id's number.
     pub const fn number(self) -> u16 {
-        self.0
+        self.0.get() - 1
     }
 }
 
@@ -172,7 +180,7 @@ impl SoftwareHeader {
     pub const fn encode(self) -> [U32; 2] {
         let word0 = (self.source.0 as u32 % (1 << RANK_BITS))
             | ((self.kind as u32) << KIND_SHIFT)
-            | ((self.id.0 as u32) << ID_SHIFT);
+            | ((self.id.number() as u32) << ID_SHIFT);
         let word1 = (self.field % (1 << OFFSET_BITS)) | ((self.life as u32) << LIFE_SHIFT);
         [U32::new(word0), U32::new(word1)]
     }

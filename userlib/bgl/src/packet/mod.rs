@@ -45,7 +45,7 @@ use crate::Error;
 pub enum Verdict {
     /// The packet is done with, and its space is freed.
     Taken,
-    /// The packet stays where it is, and the call that receives ends. The next call offers it
+    /// The packet stays where it is, and those behind it in its FIFO too. The next call offers them
     /// again.
     Left,
 }
@@ -61,8 +61,9 @@ pub trait PacketDevice {
         self.place().route(rank)
     }
 
-    /// Returns the present life of a rank's core ([`nicforge_hwi::torus::presence`]). The call may
-    /// be slow.
+    /// Returns the present life of a rank's core ([`nicforge_hwi::torus::presence`]). When it is
+    /// another one than before, all packets of the former life to this rank have arrived. The call
+    /// may be slow.
     ///
     /// # Errors
     /// Returns [`Error::Device`].

@@ -15,15 +15,6 @@ use crate::Error;
 /// Chunks that may be taken from a FIFO between two announcements: half of the FIFO.
 const ANNOUNCE_AT: u32 = FIFO_CHUNKS / 2;
 
-/// Outcome of receiving from one FIFO.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Progress {
-    /// All packets that the FIFO had were taken.
-    Emptied,
-    /// The handler has left a packet.
-    Stopped,
-}
-
 /// The memory and the counts of a reception FIFO.
 #[derive(Debug)]
 struct Fifo {
@@ -58,7 +49,7 @@ impl Fifo {
         &mut self,
         taken: &mut usize,
         handler: &mut impl FnMut(PacketHeader, PayloadReader<'_>) -> Verdict,
-    ) -> Result<Progress, Error> {
+    ) -> Result<(), Error> {
         let tail = self.tail.load(Ordering::Acquire);
         let first = self.head;
 
@@ -78,7 +69,7 @@ impl Fifo {
         tail: u32,
         taken: &mut usize,
         handler: &mut impl FnMut(PacketHeader, PayloadReader<'_>) -> Verdict,
-    ) -> Result<Progress, Error> {
+    ) -> Result<(), Error> {
         if tail.wrapping_sub(self.head) > FIFO_CHUNKS {
             return Err(Error::BadDevice { what: "a reception FIFO's tail", value: tail.into() });
         }
@@ -92,12 +83,12 @@ impl Fifo {
 
             match handler(header, PayloadReader::new(&self.ring, self.head, chunks)) {
                 Verdict::Taken => self.head = self.head.wrapping_add(chunks),
-                Verdict::Left => return Ok(Progress::Stopped),
+                Verdict::Left => break,
             }
             *taken += 1;
             charge(Cost::ReceivePacket, 1);
         }
-        Ok(Progress::Emptied)
+        Ok(())
     }
 
     /// Returns whether the card must be told that the head has moved.
@@ -134,9 +125,7 @@ impl Reception {
         let mut taken = 0;
         // The tails of all FIFOs lie in one cache line.
         for fifo in self.fifos.iter_mut().rev() {
-            if fifo.receive(&mut taken, handler)? == Progress::Stopped {
-                break;
-            }
+            fifo.receive(&mut taken, handler)?;
         }
         Ok(taken)
     }
