@@ -1,5 +1,5 @@
-//! Test bodies of Blue Gene/L's torus: the message layer on the cores of two nodes, and the matching
-//! layer's transport on it. They cover the cases that [`crate::matching_body`] lacks.
+//! Test bodies of Blue Gene/L's torus: the message layer on the cores of two nodes, and matching's
+//! transport on it. They cover the cases that [`crate::matching_body`] lacks.
 //!
 //! Each body gets a machine of its own: [`MACHINE`] for the message layer, and [`TORUS`] for the
 //! transport.
@@ -166,10 +166,9 @@ pub fn messages_reach_the_core_that_they_are_for(rig: &dyn Rig) {
         .map(|(node, core)| Node::open(rig, node, core))
         .collect();
     let ranks: Vec<_> = cores.iter().map(|core| core.layer.place().rank).collect();
-    for from in 0..4 {
+    for (from, core) in cores.iter_mut().enumerate() {
         for to in (0..4).filter(|to| to / 2 != from / 2) {
-            let data = pattern(from as u64, 300 * (to + 1));
-            cores[from].post(ranks[to], data);
+            core.post(ranks[to], pattern(from as u64, 300 * (to + 1)));
         }
     }
 

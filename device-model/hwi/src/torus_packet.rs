@@ -53,7 +53,7 @@ pub mod hint {
 /// | 0 | 9..8 | `VC`: [`Channel`] |
 /// | 0 | 7..0 | `X` of the destination |
 /// | 1 | 31..24, 23..16 | `Y` and `Z` of the destination |
-/// | 1 | 15..0 | [life](crate::torus::presence) of the destination's core; 0: any. A CRC on the chip |
+/// | 1 | 15..0 | [life](crate::torus::presence) of the receiver; 0: any. A CRC on the chip |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct PacketHeader {

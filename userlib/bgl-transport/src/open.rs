@@ -16,8 +16,8 @@ impl BglTransport {
     /// need not be there yet: [`BglTransport::wait_for_all`] waits for them.
     ///
     /// # Errors
-    /// [`Error::BadConfig`], [`Error::NoSuchCore`], [`Error::SameNode`], [`Error::NotOfJob`]; errors
-    /// of the message layer.
+    /// [`Error::BadConfig`], [`Error::NoSuchCore`], [`Error::SameNode`], [`Error::NotOfJob`];
+    /// errors of the message layer.
     pub fn open(device: Device, job: &Job, config: Config) -> Result<Self, Error> {
         config.check()?;
         let torus = Torus::open(device)?;
@@ -49,8 +49,8 @@ impl BglTransport {
         Self::of_node(device, config, deadline)
     }
 
-    /// Opens the transport of the node that `device` is of, in a job with a rank on each node. Waits
-    /// until every rank has come.
+    /// Opens the transport of the node that `device` is of, in a job with a rank on each node.
+    /// Waits until every rank has come.
     ///
     /// # Errors
     /// As [`BglTransport::open`] and [`BglTransport::wait_for_all`].

@@ -266,6 +266,7 @@ mod tests {
             (0xfffc, 4, Some(Register::Presence(4095))),
             (0x1_0000, 4, None),
         ];
+
         for (offset, length, register) in cases {
             assert_eq!(Register::decode(offset, length), register, "{length} bytes at {offset:#x}");
         }
