@@ -5,6 +5,7 @@
  *      -Wl,-rpath,$(pkg-config --variable=libdir nicforge)
  *   nicforge run machines/extoll.toml -- ./matching_ring
  *   nicforge run machines/bgq.toml -- ./matching_ring
+ *   nicforge run machines/bgl.toml -- ./matching_ring
  */
 #include <errno.h>
 #include <nicforge/matching.h>

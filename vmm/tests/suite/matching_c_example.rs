@@ -1,5 +1,5 @@
 //! Tests the C example of matching: linked with the archive and the shared library, under a
-//! sanitizer, on a torus of EXTOLL cards and on one of Blue Gene/Q.
+//! sanitizer, on a torus of EXTOLL cards, on one of Blue Gene/Q and on one of Blue Gene/L.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -22,6 +22,11 @@ fn run_example_on(machine: &str, ranks: u32, options: &[String]) {
 #[test]
 fn c_example_sends_messages_round_the_nodes_of_blue_gene_q() {
     run_example_on("bgq.toml", 32, &shared());
+}
+
+#[test]
+fn c_example_sends_messages_round_the_nodes_of_blue_gene_l() {
+    run_example_on("bgl.toml", 16, &shared());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 /*
- * Messages with tags between the ranks of a parallel program, over the EXTOLL card or the Message Unit
- * of Blue Gene/Q.
+ * Messages with tags between the ranks of a parallel program, over the EXTOLL card, the Message Unit
+ * of Blue Gene/Q or the torus of Blue Gene/L.
  *
  * An endpoint is used by one thread at a time.
  *
@@ -86,9 +86,9 @@ const char *matching_last_error(void);
 
 /*
  Opens the rank of this program, which `nicforge run` has started, and waits until all ranks have
- come. The program's device decides whether messages go over the EXTOLL card or the Message Unit
- of Blue Gene/Q. `options` may be NULL. Returns 0 and stores the handle in `*endpoint`, or
- returns a negative error number.
+ come. The program's device decides whether messages go over the EXTOLL card, the Message Unit of
+ Blue Gene/Q or the torus of Blue Gene/L. `options` may be NULL. Returns 0 and stores the handle
+ in `*endpoint`, or returns a negative error number.
 
  # Safety
  `options` is NULL or valid; `endpoint` is valid.

@@ -1,5 +1,7 @@
 //! Errors of the libraries as numbers of errno.h.
 
+use nicforge_bgl::Error as LayerError;
+use nicforge_bgl_transport::Error as BglError;
 use nicforge_extoll_transport::Error as TransportError;
 use nicforge_matching::Error;
 use nicforge_mpi_programs::Error as ProgramError;
@@ -44,6 +46,18 @@ pub(crate) fn of_mu_transport(error: MuError) -> Failure {
         MuError::NoSuchAddress { .. } | MuError::NotOfJob { .. } => libc::EADDRNOTAVAIL,
         MuError::Spi(SpiError::Driver(error)) => driver_errno(error),
         MuError::Spi(SpiError::WrongDevice { .. }) => libc::ENXIO,
+        _ => libc::EIO,
+    };
+    Failure::new(errno, error.to_string())
+}
+
+/// Translates an error of the transport over the torus of Blue Gene/L.
+pub(crate) fn of_bgl_transport(error: BglError) -> Failure {
+    let errno = match &error {
+        BglError::BadConfig { .. } | BglError::SameNode { .. } => libc::EINVAL,
+        BglError::NoSuchCore { .. } | BglError::NotOfJob { .. } => libc::EADDRNOTAVAIL,
+        BglError::Layer(LayerError::Device(error)) => driver_errno(error),
+        BglError::Layer(LayerError::WrongDevice { .. }) => libc::ENXIO,
         _ => libc::EIO,
     };
     Failure::new(errno, error.to_string())

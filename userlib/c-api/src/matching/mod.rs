@@ -1,5 +1,5 @@
 //! The C API of matching: sends and receives with tags between the ranks of a parallel program,
-//! over the EXTOLL card or the Message Unit of Blue Gene/Q.
+//! over the EXTOLL card, the Message Unit of Blue Gene/Q or the torus of Blue Gene/L.
 //!
 //! Input: pointers. Output: numbers; negative ones are from errno.h, and [`matching_last_error`]
 //! returns their text. No panic crosses the boundary. The header is `nicforge/matching.h`.
@@ -156,9 +156,9 @@ pub extern "C" fn matching_last_error() -> *const c_char {
 }
 
 /// Opens the rank of this program, which `nicforge run` has started, and waits until all ranks have
-/// come. The program's device decides whether messages go over the EXTOLL card or the Message Unit
-/// of Blue Gene/Q. `options` may be NULL. Returns 0 and stores the handle in `*endpoint`, or
-/// returns a negative error number.
+/// come. The program's device decides whether messages go over the EXTOLL card, the Message Unit of
+/// Blue Gene/Q or the torus of Blue Gene/L. `options` may be NULL. Returns 0 and stores the handle
+/// in `*endpoint`, or returns a negative error number.
 ///
 /// # Safety
 /// `options` is NULL or valid; `endpoint` is valid.

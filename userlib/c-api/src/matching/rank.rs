@@ -1,5 +1,6 @@
 //! The rank of a C program, over the network that its device is on.
 
+use nicforge_bgl_transport::{BglTransport, Config as BglConfig};
 use nicforge_driver::{Cancel, Deadline, Device, OpenOptions, environment};
 use nicforge_extoll_transport::{Config as ExtollConfig, ExtollTransport, Job};
 use nicforge_hwi::pci;
@@ -7,7 +8,7 @@ use nicforge_matching::{Buffer, Completion, Config, Endpoint, Envelope, Error, M
 use nicforge_mpi_programs::{Error as ProgramError, collective::Barrier};
 use nicforge_mu_transport::{Config as MuConfig, MuTransport};
 
-use super::failure::{failure, of_mu_transport, of_transport};
+use super::failure::{failure, of_bgl_transport, of_mu_transport, of_transport};
 use crate::support::Failure;
 
 /// The value of a request for its completion that the program does not use.
@@ -19,6 +20,8 @@ pub(crate) enum Rank {
     Extoll(Box<Endpoint<ExtollTransport>>),
     /// Over the Message Unit of Blue Gene/Q.
     Mu(Box<Endpoint<MuTransport>>),
+    /// Over the torus of Blue Gene/L.
+    Bgl(Box<Endpoint<BglTransport>>),
 }
 
 /// Evaluates `$call` for the endpoint of the rank's network.
@@ -27,6 +30,7 @@ macro_rules! with_endpoint {
         match $rank {
             Rank::Extoll($endpoint) => $call,
             Rank::Mu($endpoint) => $call,
+            Rank::Bgl($endpoint) => $call,
         }
     };
 }
@@ -38,11 +42,23 @@ impl Rank {
         let device = Device::open_env(environment::SOCKET, OpenOptions::default());
         let device = device.map_err(|error| of_transport(error.into()))?;
         let identity = device.identity();
-        if (identity.vendor, identity.device) == (pci::VENDOR_ID, pci::DEVICE_MU) {
-            let transport = MuTransport::of_node(&device, MuConfig::default(), deadline);
-            return Self::of_mu(transport.map_err(of_mu_transport)?, config);
-        }
 
+        match (identity.vendor, identity.device) {
+            (pci::VENDOR_ID, pci::DEVICE_MU) => {
+                let transport = MuTransport::of_node(&device, MuConfig::default(), deadline);
+                Self::of_mu(transport.map_err(of_mu_transport)?, config)
+            }
+            (pci::VENDOR_ID, pci::DEVICE_TORUS) => {
+                let transport = BglTransport::of_node(device, BglConfig::default(), deadline);
+                Self::of_bgl(transport.map_err(of_bgl_transport)?, config)
+            }
+            // Opening a transport over the EXTOLL card refuses devices of all other kinds.
+            _ => Self::from_extoll_environment(device, config, deadline),
+        }
+    }
+
+    /// Opens the rank of a program whose first device is on an EXTOLL card.
+    fn from_extoll_environment(device: Device, config: Config, deadline: Deadline) -> Result<Self, Failure> {
         let job = Job::from_environment(&device).map_err(of_transport)?;
         let transport = ExtollTransport::open(device, &job, ExtollConfig::default());
         let mut transport = transport.map_err(of_transport)?;
@@ -58,6 +74,11 @@ impl Rank {
     /// Returns the rank of a transport over the Message Unit.
     pub(super) fn of_mu(transport: MuTransport, config: Config) -> Result<Self, Failure> {
         Ok(Self::Mu(Box::new(Endpoint::new(transport, config).map_err(failure)?)))
+    }
+
+    /// Returns the rank of a transport over the torus of Blue Gene/L.
+    pub(super) fn of_bgl(transport: BglTransport, config: Config) -> Result<Self, Failure> {
+        Ok(Self::Bgl(Box::new(Endpoint::new(transport, config).map_err(failure)?)))
     }
 
     /// Returns the number of this rank.

@@ -2,6 +2,7 @@
 
 use std::{thread, time::Instant};
 
+use nicforge_bgl_transport::{BglTransport, Config as BglConfig, Job as BglJob};
 use nicforge_driver::Device;
 use nicforge_extoll_transport::{Config as ExtollConfig, ExtollTransport, Job};
 use nicforge_machine::{build::build, description::parse, in_process::LocalMachine};
@@ -37,16 +38,21 @@ fn two_ranks() -> [matching_endpoint; 2] {
     })
 }
 
-/// Returns the only ranks of two jobs, one on each network.
-fn single_ranks() -> [matching_endpoint; 2] {
+/// Returns the only ranks of three jobs, one on each network.
+fn single_ranks() -> [matching_endpoint; 3] {
     let card = device("[[extoll]]\nmesh = 2", "ex0", "vpid0");
     let extoll = ExtollTransport::open(card, &Job::of_nodes(1, 1), ExtollConfig::default());
     let unit = device("[[bgq]]\ntorus = [2]\nsubgroups = 1", "bgq0", "s0");
     let mu = MuTransport::open(&unit, &MuJob::of_nodes(1, 1), MuConfig::default());
 
+    let core = device("[[bgl]]\ntorus = [2, 1, 1]", "bgl0.torus", "core0");
+    let bgl = BglTransport::open(core, &BglJob::of_nodes(1), BglConfig::default());
+
     let config = Config::default();
-    let ranks = [Rank::of_extoll(extoll.unwrap(), config), Rank::of_mu(mu.unwrap(), config)];
-    ranks.map(|rank| endpoint(rank.unwrap()))
+    let extoll = Rank::of_extoll(extoll.unwrap(), config);
+    let mu = Rank::of_mu(mu.unwrap(), config);
+    let bgl = Rank::of_bgl(bgl.unwrap(), config);
+    [extoll, mu, bgl].map(|rank| endpoint(rank.unwrap()))
 }
 
 /// Interrupting a wait does not cancel the request; its number remains valid.
