@@ -13,6 +13,18 @@ pub struct SendHandle(pub(super) super::slab::Key);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReceiveHandle(pub(super) super::slab::Key);
 
+impl ReceiveHandle {
+    /// Returns the handle as a number, which is not 0.
+    pub fn to_bits(self) -> u64 {
+        self.0.to_bits()
+    }
+
+    /// Returns the handle of a number. A number of no handle gives a handle of no message.
+    pub fn from_bits(bits: u64) -> Self {
+        Self(super::slab::Key::from_bits(bits))
+    }
+}
+
 /// A message that has begun to arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {

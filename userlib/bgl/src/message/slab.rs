@@ -12,6 +12,18 @@ pub(super) struct Key {
     generation: u32,
 }
 
+impl Key {
+    /// Returns the key as a number, which is not 0: no record has the number [`NONE`].
+    pub(super) fn to_bits(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index.wrapping_add(1))
+    }
+
+    /// Returns the key for a number. A number of no key gives a key that finds nothing.
+    pub(super) fn from_bits(bits: u64) -> Self {
+        Self { index: (bits as u32).wrapping_sub(1), generation: (bits >> 32) as u32 }
+    }
+}
+
 /// A number, with its record if it is in use.
 #[derive(Debug)]
 struct Entry<T> {
@@ -98,5 +110,7 @@ mod tests {
         let second = slab.insert('b');
         assert_eq!((second.index, slab.get(second.index), slab.len()), (first.index, Some(&'b'), 1));
         assert!(first != second && slab.key(second.index) == Some(second));
+        assert_eq!([first, second].map(|key| Key::from_bits(key.to_bits())), [first, second]);
+        assert_eq!((Key::from_bits(0).index, Key { index: 0, generation: 0 }.to_bits()), (NONE, 1));
     }
 }
