@@ -30,16 +30,18 @@ impl<T> Handle<T> {
     /// Calls `call` with the object and its cancellation token.
     ///
     /// # Errors
-    /// Returns `EBUSY` while another thread is in a call, `EIO` after an earlier call has panicked,
+    /// Returns `EBUSY` while another call is in progress, in another thread or around a callback of
+    /// this one, `EIO` after an earlier call has panicked,
     /// and the errors of `call`.
     pub(crate) fn with<R>(
         &self,
         call: impl FnOnce(&mut T, &Cancel) -> Result<R, Failure>,
     ) -> Result<R, Failure> {
         let mut inner = self.inner.try_lock().map_err(|error| match error {
-            TryLockError::WouldBlock => {
-                Failure::new(libc::EBUSY, "another thread is in a call for this port; use one port a thread")
-            }
+            TryLockError::WouldBlock => Failure::new(
+                libc::EBUSY,
+                "another call for this handle is in progress, in another thread or around this callback",
+            ),
             TryLockError::Poisoned(_) => {
                 Failure::new(libc::EIO, "an earlier call failed inside the library; close this port")
             }

@@ -16,5 +16,6 @@ pub(crate) use failure::{
 };
 pub(crate) use handle::{Handle, HasHandle, open_device, timeout};
 pub(crate) use pointers::{
-    input, non_null, options_or_default, output, path, reference, release, store_opened, with_object,
+    check_buffer, input, non_null, options_or_default, output, path, reference, release, store_opened,
+    with_object,
 };

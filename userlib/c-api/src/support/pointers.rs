@@ -105,7 +105,10 @@ pub(crate) unsafe fn path(path: *const c_char) -> Option<OsString> {
 }
 
 /// Refuses NULL for a buffer with bytes, and a size that no buffer has.
-fn check_buffer(pointer: *const c_void, size: usize) -> Result<(), Failure> {
+///
+/// # Errors
+/// Returns `EFAULT` for NULL, and `EINVAL` for an impossible size.
+pub(crate) fn check_buffer(pointer: *const c_void, size: usize) -> Result<(), Failure> {
     if pointer.is_null() && size != 0 {
         return Err(Failure::new(libc::EFAULT, "the buffer is NULL"));
     }
