@@ -12,6 +12,7 @@
 //! - [`matching`], `nicforge/matching.h`: messages with tags between the ranks of a program;
 //! - [`portals3`], `nicforge/portals3.h`: Portals 3.3 on a SeaStar;
 //! - [`spi`], `nicforge/spi.h`: the SPI of Blue Gene/Q on a Message Unit;
+//! - [`bgl`], `nicforge/bgl.h`: the message layer of Blue Gene/L on a torus;
 //! - `support`: handles, errors and pointers, for all of them.
 //!
 //! All protocols are in one library, because a device has one owner. Two libraries that each
@@ -19,6 +20,7 @@
 
 mod support;
 
+pub mod bgl;
 pub mod extoll;
 pub mod fcnp;
 pub mod matching;
