@@ -21,6 +21,7 @@ mod server;
 
 mod at_rest;
 mod bench;
+mod bgl_c_example;
 mod c_library;
 mod extoll_c_example;
 mod fcnp_c_example;
