@@ -427,6 +427,40 @@ int32_t bgl_check_peers(const struct bgl_layer *layer);
 int32_t bgl_has_sent_all(const struct bgl_layer *layer);
 
 /*
+ Begins to drain the connections, for a checkpoint: messages that have begun are completed, and
+ no others begin until bgl_end_drain. Messages may still be posted. Returns 0, or a negative
+ error number.
+
+ All ranks take part in a checkpoint:
+ - Each rank calls this function, and then bgl_advance until bgl_is_drained returns 1. It decides
+   about the messages that it has postponed, because their senders wait for them.
+ - Each rank enters a barrier by other means than this layer, and advances until it leaves it.
+   Then no packet is on its way that any rank needs, and the rank takes its checkpoint.
+ - Each rank calls bgl_end_drain after another barrier.
+
+ # Safety
+ `layer` is NULL or a handle.
+ */
+int32_t bgl_begin_drain(const struct bgl_layer *layer);
+
+/*
+ Returns 1 if all messages that had begun are complete at their receivers, else 0, or a negative
+ error number.
+
+ # Safety
+ `layer` is NULL or a handle.
+ */
+int32_t bgl_is_drained(const struct bgl_layer *layer);
+
+/*
+ Lets messages begin again after bgl_begin_drain. Returns 0, or a negative error number.
+
+ # Safety
+ `layer` is NULL or a handle.
+ */
+int32_t bgl_end_drain(const struct bgl_layer *layer);
+
+/*
  Stores the counters of a layer in `*counters`. Returns 0, or a negative error number.
 
  # Safety

@@ -12,6 +12,7 @@
 //! so that a second thread and a callback receive an error.
 #![allow(unsafe_code, non_camel_case_types)]
 
+mod counters;
 mod failure;
 mod program;
 #[cfg(test)]
@@ -26,6 +27,7 @@ use nicforge_bgl::{
 };
 use nicforge_driver::{Cancel, Deadline, Device};
 
+pub use self::counters::bgl_counters;
 pub use self::program::{
     BGL_DISCARD, BGL_INFORMATION, BGL_LATER, BGL_RECEIVE, bgl_arrival, bgl_callbacks, bgl_disposition,
     bgl_received, bgl_sent,
@@ -52,34 +54,6 @@ pub struct bgl_options {
     /// Length in bytes of the longest message with the mid-size protocol, at least `eager`; 0 for
     /// 16384, or `eager` if that is more.
     pub mid_size: u32,
-}
-
-/// Counters of a layer, since it was opened.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct bgl_counters {
-    /// Messages whose packets have all been sent.
-    pub messages_sent: u64,
-    /// Messages that were received or discarded completely.
-    pub messages_received: u64,
-    /// Packets that were sent, of all kinds.
-    pub packets_sent: u64,
-    /// Packets that were received, with those that were dropped.
-    pub packets_received: u64,
-    /// Packets that were stored until their message could be received.
-    pub packets_stored: u64,
-    /// Packets that carried nothing but credit.
-    pub credits_sent: u64,
-    /// Acknowledgements that were sent.
-    pub acknowledgements_sent: u64,
-    /// Packets that violate the protocol. They were dropped.
-    pub malformed: u64,
-    /// Packets from processes that had ended. They were dropped.
-    pub stale: u64,
-    /// Times that the card had no room for a packet.
-    pub stalls: u64,
-    /// Connections that ended because the peer's process was gone.
-    pub peers_lost: u64,
 }
 
 /// The message layer of an opened core.
@@ -422,6 +396,55 @@ pub unsafe extern "C" fn bgl_has_sent_all(layer: *const bgl_layer) -> i32 {
     guarded_number(|| unsafe { with_object(layer, has_sent_all) })
 }
 
+/// Begins to drain the connections, for a checkpoint: messages that have begun are completed, and
+/// no others begin until bgl_end_drain. Messages may still be posted. Returns 0, or a negative
+/// error number.
+///
+/// All ranks take part in a checkpoint:
+/// - Each rank calls this function, and then bgl_advance until bgl_is_drained returns 1. It decides
+///   about the messages that it has postponed, because their senders wait for them.
+/// - Each rank enters a barrier by other means than this layer, and advances until it leaves it.
+///   Then no packet is on its way that any rank needs, and the rank takes its checkpoint.
+/// - Each rank calls bgl_end_drain after another barrier.
+///
+/// # Safety
+/// `layer` is NULL or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bgl_begin_drain(layer: *const bgl_layer) -> i32 {
+    let begin = |inner: &mut Inner, _: &Cancel| {
+        inner.layer.begin_drain();
+        Ok(0)
+    };
+    // SAFETY: by this function's contract.
+    guarded_number(|| unsafe { with_object(layer, begin) })
+}
+
+/// Returns 1 if all messages that had begun are complete at their receivers, else 0, or a negative
+/// error number.
+///
+/// # Safety
+/// `layer` is NULL or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bgl_is_drained(layer: *const bgl_layer) -> i32 {
+    let is_drained = |inner: &mut Inner, _: &Cancel| Ok(inner.layer.is_drained().into());
+    // SAFETY: by this function's contract.
+    guarded_number(|| unsafe { with_object(layer, is_drained) })
+}
+
+/// Lets messages begin again after bgl_begin_drain. Returns 0, or a negative error number.
+///
+/// # Safety
+/// `layer` is NULL or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bgl_end_drain(layer: *const bgl_layer) -> i32 {
+    let end = |inner: &mut Inner, _: &Cancel| {
+        inner.layer.end_drain();
+        Ok(0)
+    };
+    // SAFETY: by this function's contract.
+    guarded_number(|| unsafe { with_object(layer, end) })
+}
+
 /// Stores the counters of a layer in `*counters`. Returns 0, or a negative error number.
 ///
 /// # Safety
@@ -432,22 +455,8 @@ pub unsafe extern "C" fn bgl_statistics(layer: *const bgl_layer, counters: *mut 
         let out = non_null(counters, "counters")?;
         // SAFETY: by this function's contract.
         let now = unsafe { with_object(layer, |inner, _| Ok(inner.layer.statistics())) }?;
-        let counters = bgl_counters {
-            messages_sent: now.messages_sent,
-            messages_received: now.messages_received,
-            packets_sent: now.packets_sent,
-            packets_received: now.packets_received,
-            packets_stored: now.packets_stored,
-            credits_sent: now.credits_sent,
-            acknowledgements_sent: now.acknowledgements_sent,
-            malformed: now.malformed,
-            stale: now.stale,
-            stalls: now.stalls,
-            peers_lost: now.peers_lost,
-        };
-
         // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { out.write(counters) };
+        unsafe { out.write(now.into()) };
         Ok(0)
     })
 }

@@ -230,9 +230,12 @@ fn null_gives_efault() {
         call!(bgl_decide(null, 1, ptr::null())),
         call!(bgl_check_peers(null)),
         call!(bgl_has_sent_all(null)),
+        call!(bgl_begin_drain(null)),
+        call!(bgl_is_drained(null)),
+        call!(bgl_end_drain(null)),
         call!(bgl_statistics(null, ptr::null_mut())),
     ];
-    assert_eq!(calls, [-libc::EFAULT; 15]);
+    assert_eq!(calls, [-libc::EFAULT; 18]);
     assert_eq!(call!(bgl_close(ptr::null_mut())), 0);
 
     let [side, _other] = pair(0);
@@ -424,6 +427,33 @@ fn postponed_messages_end_with_an_error_when_their_sender_ends() {
     assert_eq!((received.error, received.length, received.stored), (-libc::ECONNRESET, 50_000, 0));
     let decision = bgl_disposition { memory: ptr::null_mut(), capacity: 0, action: BGL_DISCARD };
     assert_eq!(call!(bgl_decide(receiver.layer, received.message, &raw const decision)), -libc::EBADF);
+}
+
+#[test]
+fn no_message_begins_while_the_connections_are_drained() {
+    let [sender, receiver] = pair(5_000);
+    assert_eq!(sender.post(1, &pattern(5_000), 0), 0);
+    run_until(&[&sender, &receiver], "the arrival", || !receiver.program.borrow().arrivals.is_empty());
+    for side in [&sender, &receiver] {
+        assert_eq!(call!(bgl_begin_drain(side.layer)), 0);
+    }
+
+    // The first message is completed, and the second one waits.
+    assert_eq!(sender.post(1, &pattern(100), 0), 0);
+    run_until(&[&sender, &receiver], "the drain", || {
+        [&sender, &receiver].iter().all(|side| call!(bgl_is_drained(side.layer)) == 1)
+    });
+    for _ in 0..10 {
+        sender.turn();
+        receiver.turn();
+    }
+    let numbers = (receiver.program.borrow().arrivals.len(), receiver.program.borrow().received.len());
+    assert_eq!(numbers, (1, 1));
+
+    for side in [&sender, &receiver] {
+        assert_eq!(call!(bgl_end_drain(side.layer)), 0);
+    }
+    run_until(&[&sender, &receiver], "the second message", || receiver.program.borrow().received.len() == 2);
 }
 
 #[test]
