@@ -4,10 +4,12 @@
 //! VPIDs `vpid0` to `vpid3`.
 //!
 //! - this file: messages, order, tags, waits
+//! - `connections.rs`: credit messages of ended connections, extreme configurations
 //! - `flow.rs`: receivers that do not read
 //! - `hostile.rs`: hostile software
 //! - `torn.rs`: messages that reach the card in pieces
 
+pub mod connections;
 pub mod flow;
 pub mod hostile;
 pub mod torn;

@@ -158,7 +158,7 @@ impl Port {
             }
             Control::Credit { addressee, messages } => {
                 if addressee == self.own.tenant {
-                    self.flow.peers[index].outgoing.add_credits(messages);
+                    self.flow.peers[index].outgoing.add_credits(messages, self.flow.window);
                 }
             }
             Control::Close { own } => self.flow.handle_close(index, own, &self.directory, &self.kept),

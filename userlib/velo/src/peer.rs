@@ -49,10 +49,11 @@ impl Outgoing {
         Self { receiver: Some(receiver), ..Self::default() }
     }
 
-    /// Takes over the credits of a credit message; 0 is a refusal.
-    pub(crate) fn add_credits(&mut self, messages: u32) {
+    /// Takes over the credits of a credit message; 0 is a refusal. The connection never has more
+    /// than `window` credits, which is what its connect has asked for.
+    pub(crate) fn add_credits(&mut self, messages: u32, window: u32) {
         if self.receiver.is_some() {
-            self.credits = self.credits.saturating_add(messages);
+            self.credits = self.credits.saturating_add(messages).min(window);
             (self.answered, self.refused) = (true, messages == 0);
         }
     }
