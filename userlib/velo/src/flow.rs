@@ -8,7 +8,8 @@
 //! - The receiver grants credits once for each connection. Later credits only return those that the
 //!   sender has spent.
 //! - The outstanding grants to all VPIDs of one node never exceed the limit of [`NodeBudgets`].
-//! - A control message names the generation that it is meant for, so a stale one changes nothing.
+//! - A control message names the generation that it is meant for, and a credit message the
+//!   connection, so a stale one changes nothing.
 //!
 //! At most two credit messages for each peer are in flight in the posted-write ring. Credits return
 //! in halves of a grant, so a peer that reads its ring never needs more. The card's watchdog drops
@@ -103,6 +104,16 @@ impl WaitingNodes {
     }
 }
 
+/// The connect of a sender.
+#[derive(Clone, Copy)]
+pub(crate) struct IncomingConnect {
+    pub(crate) sender: Tenant,
+    /// The sender's number of the connection.
+    pub(crate) connection: u8,
+    /// Credits that the sender asks for.
+    pub(crate) window: u32,
+}
+
 /// The connections of a port, and the control messages that they wait for.
 ///
 /// Invariant: a peer is in `pending` at most once, and exactly while its `queued` is set.
@@ -135,16 +146,15 @@ impl FlowControl {
         }
     }
 
-    /// Handles the connect of a present tenant, which asks for `window` credits. A tenant that has
-    /// a grant receives no second one.
+    /// Handles the connect of a present tenant. A tenant that has a grant receives no second one.
     pub(crate) fn handle_connect(
         &mut self,
         index: usize,
-        sender: Tenant,
-        window: u32,
+        connect: IncomingConnect,
         directory: &Directory,
         kept: &KeptMessages,
     ) {
+        let IncomingConnect { sender, connection, window } = connect;
         let peer = &self.peers[index];
         let is_connected = sender.is(peer.incoming.sender);
         if is_connected && peer.incoming.has_grant() || !peer.unresponsive.allows(sender) {
@@ -156,7 +166,8 @@ impl FlowControl {
         }
 
         let peer = &mut self.peers[index];
-        (peer.incoming.sender, peer.incoming.requested) = (Some(sender), window);
+        (peer.incoming.sender, peer.incoming.connection) = (Some(sender), connection);
+        peer.incoming.requested = window;
         peer.refusals.count_for(sender);
         self.grant(index, directory);
     }
