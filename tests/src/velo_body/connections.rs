@@ -69,3 +69,40 @@ pub fn credits_of_a_closed_connection_do_not_count_for_the_next_one(rig: &dyn Ri
 
     assert_eq!(sender.credits(link), Some(64));
 }
+
+/// Ports without room for kept messages, and ports that ask for no credits, exchange messages.
+#[body]
+pub fn ports_with_the_smallest_configurations_exchange_messages(rig: &dyn Rig) {
+    let smallest = [Config { kept: Some(0), ..Config::default() }, Config { window: 0, ..Config::default() }];
+
+    for config in smallest {
+        let (mut left, mut right) = (port_with(rig, at(0, 0), config), port_with(rig, at(1, 0), config));
+
+        // The card of the left port may still show the end of an earlier right port.
+        let tenant = right.tenant_of(at(1, 0));
+        drive_until("the port", &mut [&mut left], |ports| ports[0].tenant_of(at(1, 0)) == tenant);
+        let tenant = left.tenant_of(at(0, 0));
+        drive_until("the port", &mut [&mut right], |ports| ports[0].tenant_of(at(0, 0)) == tenant);
+
+        let there = left.connect(at(1, 0), test_deadline(), None).unwrap();
+        let back = right.connect(at(0, 0), test_deadline(), None).unwrap();
+        drive_until("answers", &mut [&mut left, &mut right], |ports| {
+            ports[0].has_answered(there) && ports[1].has_answered(back)
+        });
+
+        left.send(there, 1, &[1; 8], test_deadline(), None).unwrap();
+        let message = right.recv(Filter::tag(1), test_deadline(), None).unwrap();
+        assert_eq!(message.bytes(), [1; 8]);
+        right.send(back, 2, &[2; 8], test_deadline(), None).unwrap();
+        let message = left.recv(Filter::from(at(1, 0)), test_deadline(), None).unwrap();
+        assert_eq!(message.bytes(), [2; 8]);
+
+        // A port without room for kept messages refuses to wait behind another message.
+        left.send(there, 1, &[3; 8], test_deadline(), None).unwrap();
+        if config.kept == Some(0) {
+            let refused = right.recv(Filter::tag(5), test_deadline(), None);
+            assert_eq!(refused, Err(Error::KeptFull { kept: 0 }));
+        }
+        assert_eq!(right.recv(Filter::ANY, test_deadline(), None).unwrap().bytes(), [3; 8]);
+    }
+}

@@ -223,11 +223,15 @@ impl Port {
         accepted
     }
 
-    /// Returns whether messages of `from` are for this port. Counts a message as dropped otherwise.
-    pub(crate) fn accept_sender(&mut self, from: Address) -> bool {
+    /// Returns whether messages of `from` are for this port.
+    pub(crate) fn accepts(&self, from: Address) -> bool {
         let has_connected = |index: usize| self.flow.peers[index].incoming.sender.is_some();
-        let accepted = !self.flow.enabled || self.directory.index(from).is_none_or(has_connected);
+        !self.flow.enabled || self.directory.index(from).is_none_or(has_connected)
+    }
 
+    /// As [`Port::accepts`]. Counts a message as dropped if it is not for this port.
+    pub(crate) fn accept_sender(&mut self, from: Address) -> bool {
+        let accepted = self.accepts(from);
         self.statistics.dropped += u64::from(!accepted);
         accepted
     }

@@ -120,7 +120,7 @@ pub(crate) struct IncomingConnect {
 pub(crate) struct FlowControl {
     /// Whether connections have credits.
     pub(crate) enabled: bool,
-    /// Credits that a connection asks for, and that it is granted at most.
+    /// Credits that a connection asks for, and that it is granted at most. At least 1.
     pub(crate) window: u32,
     /// Peers by their number in the directory.
     pub(crate) peers: Vec<Peer>,
@@ -138,7 +138,7 @@ impl FlowControl {
 
         Self {
             enabled: config.flow_control,
-            window: config.window,
+            window: config.window.max(1),
             peers: vec![Peer::default(); nodes as usize * vpids as usize],
             budgets: NodeBudgets { reserved: vec![0; nodes as usize], limit: budget(slots, nodes, vpids) },
             waiting: WaitingNodes::new(nodes),
@@ -198,7 +198,7 @@ impl FlowControl {
         let free = self.budgets.free(node);
         let peer = &mut self.peers[index];
         let available = if peer.excluded { 0 } else { free };
-        let granted = available.min(peer.incoming.requested).min(self.window.max(1));
+        let granted = available.min(peer.incoming.requested).min(self.window);
 
         // A sender that was refused too often gets no further answer until credits are free.
         if !peer.refusals.count_answer(granted == 0) {
