@@ -715,3 +715,28 @@ pub fn a_vpid_cannot_use_the_table_entries_reserved_for_others(rig: &dyn Rig) {
         regions.push(register(&remote).unwrap());
     }
 }
+
+/// A call of `free` frees only a notification that the port has returned before.
+#[body]
+pub fn a_notification_that_was_not_returned_is_not_freed(rig: &dyn Rig) {
+    let (mut local, mut remote) = pair(rig, 4096);
+    let target = local.to(&remote);
+    assert_eq!(remote.port.probe(), Ok(None));
+
+    for offset in [0, 8, 16] {
+        local.port.put(target, local.at(offset), remote.at(offset), 8, Notify::COMPLETER).unwrap();
+    }
+    local.port.drain(test_deadline(), None).unwrap();
+
+    remote.port.free().unwrap();
+    let expected = remote.at(0);
+    assert_eq!(remote.port.wait(test_deadline(), None).unwrap().address, expected);
+
+    for _ in 0..2 {
+        remote.port.free().unwrap();
+    }
+    assert_eq!(remote.next().address, remote.at(8));
+
+    remote.port.free().unwrap();
+    assert_eq!(remote.next().address, remote.at(16));
+}

@@ -82,6 +82,8 @@ pub struct Port {
     poster: Option<SharedPoster>,
     translation: Arc<Translation>,
     queue: Queue,
+    /// Whether [`Port::probe`] has returned the oldest notification, so that it may be freed.
+    returned: bool,
     mirror: Window,
     /// The card's count of commands that have ended.
     completed: SharedU64,
@@ -169,6 +171,7 @@ impl Port {
             poster,
             translation: Translation::new(epoch.clone(), device.bar(BAR_REGISTERS)?),
             queue,
+            returned: false,
             mirror,
             completed,
             overflows,

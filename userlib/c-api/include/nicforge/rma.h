@@ -329,8 +329,9 @@ int32_t rma_probe(const struct rma_port *port, struct rma_notification *notifica
 int32_t rma_wait(const struct rma_port *port, uint64_t timeout_ms, struct rma_notification *notification);
 
 /*
- Frees the notification that rma_probe or rma_wait has returned, if there is one. Returns 0, or a
- negative error number.
+ Frees the notification that rma_probe or rma_wait has returned since the last rma_free, if any.
+ A notification that neither has returned stays in the queue. Returns 0, or a negative error
+ number.
 
  # Safety
  `port` is a handle.

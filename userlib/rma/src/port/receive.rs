@@ -17,6 +17,7 @@ impl Port {
     #[inline]
     pub fn probe(&mut self) -> Result<Option<Notification>, Error> {
         if let Some(entry) = self.queue.peek()? {
+            self.returned = true;
             return Ok(Some(entry.into()));
         }
 
@@ -76,13 +77,14 @@ impl Port {
         Ok(())
     }
 
-    /// Frees the notification that [`Port::probe`] or [`Port::wait`] has returned, if there is one.
+    /// Frees the notification that [`Port::probe`] or [`Port::wait`] has returned since the last
+    /// call, if any. A notification that neither has returned stays in the queue.
     ///
     /// # Errors
     /// Only an access to memory that is gone fails.
     #[inline]
     pub fn free(&mut self) -> Result<(), Error> {
-        if self.queue.peek()?.is_some() {
+        if std::mem::take(&mut self.returned) {
             self.queue.free()?;
         }
         Ok(())
@@ -99,7 +101,7 @@ impl Port {
             None => self.wait(deadline, cancel)?,
         };
 
-        self.queue.free()?;
+        self.free()?;
         Ok(notification)
     }
 
