@@ -740,3 +740,28 @@ pub fn a_notification_that_was_not_returned_is_not_freed(rig: &dyn Rig) {
     remote.port.free().unwrap();
     assert_eq!(remote.next().address, remote.at(16));
 }
+
+/// A port that is opened while commands of an earlier port are in flight waits for its own
+/// commands.
+#[body(not_through(shim) = LARGE_CONTIGUOUS_MEMORY)]
+pub fn a_port_does_not_count_the_commands_of_an_earlier_one(rig: &dyn Rig) {
+    const BYTES: usize = 8 * MIB;
+
+    let (local, remote) = pair(rig, BYTES);
+    let target = local.to(&remote);
+    let Side { mut port, region, buffer, device } = local;
+    let source = region.as_ref().unwrap().address();
+
+    for round in 1..=10_u8 {
+        for _ in 0..5 {
+            port.put(target, source, remote.at(0), 8, Notify::NONE).unwrap();
+        }
+        drop(port);
+        port = Port::open(&device, Options::default()).unwrap();
+
+        buffer.write(BYTES as u64 - 1, &[round]).unwrap();
+        port.put(target, source, remote.at(0), BYTES as u64, Notify::NONE).unwrap();
+        port.drain(test_deadline(), None).unwrap();
+        assert_eq!(remote.read(BYTES as u64 - 1, 1), [round]);
+    }
+}

@@ -144,6 +144,8 @@ impl Port {
         let word = |offset: u64| mirror.u64(offset - mirror::NODE);
         let epoch = VpidEpoch::current(device, word(mirror::STARTS)?);
         let (completed, overflows) = (word(mirror::RMA_COMPLETED)?, word(mirror::RMA_OVERFLOWS)?);
+        // The read of a register above has updated this count: it includes all commands of an
+        // earlier port.
         let posted = word(mirror::RMA_COMMANDS)?.load(Ordering::Acquire);
         let reported_overflows = overflows.load(Ordering::Acquire);
         let pointer = device.bar(BAR_WINDOWS)?.window(window::RMA_READ_POINTER, 8)?.u64(0)?;
