@@ -408,7 +408,9 @@ pub fn the_reason_for_a_lost_rank_is_reported(rig: &dyn Rig) {
         assert_eq!((connect.tag, connect.from), (nicforge_velo::CONTROL_TAG, at(0)));
 
         // A message of the library's flow control: kind 2, a grant, to a client of this generation.
-        let credit = 2 | u64::from(back.tenant()) << 8 | granted << 32;
+        // It repeats the number of the connection.
+        let connection = connect.quadword(0) & 0xff00_0000;
+        let credit = 2 | u64::from(back.tenant()) << 8 | connection | granted << 32;
         hostile.send(back, nicforge_velo::CONTROL_TAG, &credit.to_le_bytes(), test_deadline(), None).unwrap();
 
         assert_eq!(loss(&mut rank), expected);

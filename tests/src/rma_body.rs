@@ -5,7 +5,7 @@ use std::{
         Barrier,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nicforge_core::{fabric::LinkId, machine::Machine};
@@ -713,5 +713,132 @@ pub fn a_vpid_cannot_use_the_table_entries_reserved_for_others(rig: &dyn Rig) {
 
     for _ in 0..(8192 - 1024) / 768 {
         regions.push(register(&remote).unwrap());
+    }
+}
+
+/// A call of `free` frees only a notification that the port has returned before.
+#[body]
+pub fn a_notification_that_was_not_returned_is_not_freed(rig: &dyn Rig) {
+    let (mut local, mut remote) = pair(rig, 4096);
+    let target = local.to(&remote);
+    assert_eq!(remote.port.probe(), Ok(None));
+
+    for offset in [0, 8, 16] {
+        local.port.put(target, local.at(offset), remote.at(offset), 8, Notify::COMPLETER).unwrap();
+    }
+    local.port.drain(test_deadline(), None).unwrap();
+
+    remote.port.free().unwrap();
+    let expected = remote.at(0);
+    assert_eq!(remote.port.wait(test_deadline(), None).unwrap().address, expected);
+
+    for _ in 0..2 {
+        remote.port.free().unwrap();
+    }
+    assert_eq!(remote.next().address, remote.at(8));
+
+    remote.port.free().unwrap();
+    assert_eq!(remote.next().address, remote.at(16));
+}
+
+/// A port that is opened while commands of an earlier port are in flight waits for its own
+/// commands.
+#[body(not_through(shim) = LARGE_CONTIGUOUS_MEMORY)]
+pub fn a_port_does_not_count_the_commands_of_an_earlier_one(rig: &dyn Rig) {
+    const BYTES: usize = 8 * MIB;
+
+    let (local, remote) = pair(rig, BYTES);
+    let target = local.to(&remote);
+    let Side { mut port, region, buffer, device } = local;
+    let source = region.as_ref().unwrap().address();
+
+    for round in 1..=10_u8 {
+        for _ in 0..5 {
+            port.put(target, source, remote.at(0), 8, Notify::NONE).unwrap();
+        }
+        drop(port);
+        port = Port::open(&device, Options::default()).unwrap();
+
+        buffer.write(BYTES as u64 - 1, &[round]).unwrap();
+        port.put(target, source, remote.at(0), BYTES as u64, Notify::NONE).unwrap();
+        port.drain(test_deadline(), None).unwrap();
+        assert_eq!(remote.read(BYTES as u64 - 1, 1), [round]);
+    }
+}
+
+/// A VPID with both libraries, whose posted-write ring is stalled by messages for a process that
+/// does not read. The card's watchdog drops one of them each half second.
+struct StalledRing {
+    rma: Port,
+    velo: VeloPort,
+    buffer: DmaBuffer,
+    region: Region,
+    /// The process that does not read.
+    _idle: VeloPort,
+}
+
+impl StalledRing {
+    /// Opens `vpid0` of the first card, and stalls its ring for about four seconds.
+    fn new(rig: &dyn Rig) -> Self {
+        const SLOTS: u32 = 64;
+        const STALLS: u32 = 8;
+
+        let device = rig.open("ex0", "vpid0");
+        let buffer = device.dma_buffer(4096, HugePages::Never).unwrap();
+        let poster = SharedPoster::new(device.poster(0).unwrap());
+        let uncounted = Config { flow_control: false, slots: Some(SLOTS), ..Config::default() };
+        let mut velo = VeloPort::open_sharing(device.clone(), poster.clone(), uncounted).unwrap();
+        let options = Options { spin: Duration::ZERO, ..Options::default() };
+        let rma = Port::with_poster(&device, poster, options).unwrap();
+        let region = rma.register(&buffer, Access::READ_WRITE).unwrap();
+
+        let idle = VeloPort::open(rig.open("ex1", "vpid0"), uncounted).unwrap();
+        let link = velo.connect(idle.address(), test_deadline(), None).unwrap();
+        // The card's half of the ring's slots, and more.
+        for _ in 0..SLOTS / 2 + STALLS {
+            velo.send(link, 0, &[1; 8], test_deadline(), None).unwrap();
+        }
+
+        let (deadline, mut relax) = (test_deadline(), Relax::new());
+        while velo.statistics().stalls == 0 {
+            assert!(!deadline.has_passed(), "no message waits for credit");
+            device.relax(&mut relax).unwrap();
+        }
+        Self { rma, velo, buffer, region, _idle: idle }
+    }
+}
+
+/// A wait for a notification ends at its deadline while the posted-write ring is stalled.
+#[body(not_through(guests) = REAL_PROCESSORS_TIMES)]
+pub fn a_wait_ends_while_the_ring_is_stalled(rig: &dyn Rig) {
+    let mut stalled = StalledRing::new(rig);
+
+    let start = Instant::now();
+    let waited = stalled.rma.wait(Deadline::after(Duration::from_millis(100)), None);
+    let elapsed = start.elapsed();
+
+    assert!(matches!(waited, Err(Error::Driver(DriverError::Timeout { .. }))), "{waited:?}");
+    assert!(elapsed < Duration::from_secs(1), "{elapsed:?}");
+}
+
+/// A region that is dropped, and a port that is dropped, while the posted-write ring is stalled are
+/// not known to the card afterwards.
+#[body(not_through(guests) = "a guest's processor is not told that an access waited too long")]
+pub fn a_region_and_a_port_end_while_the_ring_is_stalled(rig: &dyn Rig) {
+    let StalledRing { rma, velo, buffer, region, _idle } = StalledRing::new(rig);
+    let (address, device) = (region.address(), velo.device().clone());
+    drop(region);
+
+    let mut writer = Side::new(rig, "ex1", 1, 4096);
+    let target = writer.port.connect(rma.node(), rma.vpid()).unwrap();
+    writer.port.put(target, writer.at(0), address, 8, Notify::REQUESTER).unwrap();
+    assert_eq!(writer.next().status, Status::RemoteAddress);
+
+    drop((rma, velo, buffer));
+    let (deadline, mut relax) = (test_deadline(), Relax::new());
+    while let Err(error) = Port::open(&device, Options::default()) {
+        assert!(!matches!(error, Error::QueueRefused { .. }), "{error}");
+        assert!(!deadline.has_passed(), "{error}");
+        device.relax(&mut relax).unwrap();
     }
 }

@@ -4,10 +4,12 @@
 //! VPIDs `vpid0` to `vpid3`.
 //!
 //! - this file: messages, order, tags, waits
+//! - `connections.rs`: credit messages of ended connections, extreme configurations
 //! - `flow.rs`: receivers that do not read
 //! - `hostile.rs`: hostile software
 //! - `torn.rs`: messages that reach the card in pieces
 
+pub mod connections;
 pub mod flow;
 pub mod hostile;
 pub mod torn;
@@ -131,6 +133,13 @@ fn link(from: &mut Port, to: &mut Port) -> PeerLink {
     let link = from.connect(address, test_deadline(), None).unwrap();
     drive_until("credit", &mut [from, to], |ports| ports[0].credits(link) != Some(0));
     link
+}
+
+/// Returns a forged message of the library's flow control (kind 2) that answers `connect`. It
+/// grants `credits` to the tenant at the other end of `back`.
+fn forged_grant(connect: &Message, back: PeerLink, credits: u64) -> u64 {
+    let connection = connect.quadword(0) & 0xff00_0000;
+    2 | u64::from(back.tenant()) << 8 | connection | credits << 32
 }
 
 /// Messages of every length and tag, to either card, arrive whole and in order with their sender.
@@ -511,8 +520,8 @@ fn receiver_is_replaced_in_time(rig: &dyn Rig) -> bool {
     let mut hostile = port_with(rig, at(1, 1), uncounted);
     let to_hostile = sender.connect(at(1, 1), test_deadline(), None).unwrap();
     let back = hostile.connect(at(0, 0), test_deadline(), None).unwrap();
-    // A message of the library's flow control: kind 2, a grant, to a client of this generation.
-    let credit = 2 | u64::from(back.tenant()) << 8 | 1_u64 << 52;
+    let connect = hostile.recv(Filter::ANY, test_deadline(), None).unwrap();
+    let credit = forged_grant(&connect, back, 1 << 20);
 
     hostile.send(back, nicforge_velo::CONTROL_TAG, &credit.to_le_bytes(), test_deadline(), None).unwrap();
     drive_until("the grant", &mut [&mut sender], |ports| ports[0].credits(to_hostile) != Some(0));

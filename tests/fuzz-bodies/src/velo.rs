@@ -22,6 +22,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(2);
 /// Number of messages that must pass both ways at the end.
 const LAST: u64 = 200;
+/// The kind of a control message that connects.
+const CONNECT: u8 = 1;
 /// The kind of a control message that grants credit.
 const GRANT_OF_CREDIT: u64 = 2;
 
@@ -250,6 +252,8 @@ struct Hostile {
     links: [PeerLink; 3],
     /// The tenants of these three.
     tenants: [u8; 3],
+    /// The numbers of their last known connections to this port. The first one is 1.
+    connections: [u8; 3],
 }
 
 impl Hostile {
@@ -260,7 +264,7 @@ impl Hostile {
         let peer = [VICTIM, WELL_BEHAVED, HOSTILE];
         let links = peer.map(|address| port.connect(address, Deadline::after(LIMIT), None).unwrap());
         let tenants = peer.map(|address| port.tenant_of(address));
-        Self { port, links, tenants }
+        Self { port, links, tenants, connections: [1; 3] }
     }
 
     /// Sends a control message or any other one `times` times, mostly to the victim.
@@ -289,7 +293,12 @@ impl Hostile {
             0..=1 => 64,
             _ => input.number32(),
         };
-        let word = kind | u64::from(named) << 8 | u64::from(target) << 16 | u64::from(number) << 32;
+        let connection = self.connections[peer];
+        let word = kind
+            | u64::from(named) << 8
+            | u64::from(target) << 16
+            | u64::from(connection) << 24
+            | u64::from(number) << 32;
         let mut message = word.to_le_bytes().to_vec();
 
         if input.below(8) == 0 {
@@ -300,9 +309,18 @@ impl Hostile {
         message
     }
 
-    /// Takes all messages that have arrived.
+    /// Takes all messages that have arrived, and notes the numbers of connections.
     fn read(&mut self) {
-        while self.port.poll().unwrap().is_some() {}
+        while let Some(message) = self.port.poll().unwrap() {
+            let sender = [VICTIM, WELL_BEHAVED, HOSTILE].iter().position(|peer| *peer == message.from);
+            let word = message.quadword(0);
+            if message.tag == CONTROL_TAG
+                && word as u8 == CONNECT
+                && let Some(sender) = sender
+            {
+                self.connections[sender] = (word >> 24) as u8;
+            }
+        }
     }
 }
 

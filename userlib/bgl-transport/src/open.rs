@@ -32,8 +32,16 @@ impl BglTransport {
         let rank = job.rank(place.rank).ok_or(Error::NotOfJob { core: place.rank, size: job.size() })?;
 
         let program = Program::new(job.cores(), place.ranks(), place.life, &config);
-        let mut transport =
-            Self { layer, program, rank, config, checked_changes: None, calls: 0, failure: None };
+        let mut transport = Self {
+            layer,
+            program,
+            rank,
+            config,
+            checked_changes: None,
+            calls: 0,
+            has_moved: false,
+            failure: None,
+        };
         transport.check_lives()?;
         Ok(transport)
     }

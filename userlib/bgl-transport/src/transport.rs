@@ -40,6 +40,8 @@ pub struct BglTransport {
     pub(crate) checked_changes: Option<u32>,
     /// Number of calls of [`Transport::poll_gone`].
     pub(crate) calls: u32,
+    /// The message layer has moved packets since the last call of [`Transport::relax`].
+    pub(crate) has_moved: bool,
     /// The first error of the transport as a whole.
     pub(crate) failure: Option<Error>,
 }
@@ -206,7 +208,7 @@ impl BglTransport {
         budget: usize,
         sink: &mut dyn FnMut(Rank, u8, &[u8]) -> Taken,
     ) -> Result<usize, Error> {
-        self.layer.advance(&mut self.program)?;
+        self.has_moved |= self.layer.advance(&mut self.program)? > 0;
         self.answer_gets()?;
         self.offer(budget, sink)
     }
@@ -354,6 +356,11 @@ unsafe impl Transport for BglTransport {
     }
 
     fn relax(&mut self, relax: &mut Relax) -> Result<(), TransportError> {
+        // The endpoint sees no step while the packets of a long message move. A pause that grew
+        // meanwhile would delay each of its FIFOs' turns.
+        if std::mem::take(&mut self.has_moved) {
+            relax.reset();
+        }
         match self.device().relax(relax) {
             Ok(()) => Ok(()),
             Err(error) => Err(self.fail(error.into())),

@@ -11,7 +11,8 @@ use std::{
 };
 
 use nicforge_driver::{
-    Bar, Cancel, Deadline, Device, DmaBuffer, Error as DriverError, Interrupt, Poster, SharedPoster,
+    Bar, Cancel, Deadline, Device, DmaBuffer, Error as DriverError, Interrupt, Poster, RingPosition,
+    SharedPoster,
 };
 use nicforge_hwi::{
     extoll::{mirror, reg, window},
@@ -82,6 +83,8 @@ pub struct Port {
     poster: Option<SharedPoster>,
     translation: Arc<Translation>,
     queue: Queue,
+    /// Whether [`Port::probe`] has returned the oldest notification, so that it may be freed.
+    returned: bool,
     mirror: Window,
     /// The card's count of commands that have ended.
     completed: SharedU64,
@@ -92,6 +95,9 @@ pub struct Port {
     /// Number of commands posted, as the card counts them.
     posted: u64,
     interrupt: Option<Interrupt>,
+    /// Ring position after the last posted write that enables the interrupt. It is `None` after the
+    /// interrupt was raised, and for a port or a device without a ring.
+    last_enable: Option<RingPosition>,
     spin: Duration,
     sleep: Duration,
     /// Value of [`Device::resets`] when the port was opened.
@@ -142,6 +148,8 @@ impl Port {
         let word = |offset: u64| mirror.u64(offset - mirror::NODE);
         let epoch = VpidEpoch::current(device, word(mirror::STARTS)?);
         let (completed, overflows) = (word(mirror::RMA_COMPLETED)?, word(mirror::RMA_OVERFLOWS)?);
+        // The read of a register above has updated this count: it includes all commands of an
+        // earlier port.
         let posted = word(mirror::RMA_COMMANDS)?.load(Ordering::Acquire);
         let reported_overflows = overflows.load(Ordering::Acquire);
         let pointer = device.bar(BAR_WINDOWS)?.window(window::RMA_READ_POINTER, 8)?.u64(0)?;
@@ -169,12 +177,14 @@ impl Port {
             poster,
             translation: Translation::new(epoch.clone(), device.bar(BAR_REGISTERS)?),
             queue,
+            returned: false,
             mirror,
             completed,
             overflows,
             reported_overflows,
             posted,
             interrupt: None,
+            last_enable: None,
             spin: options.spin,
             sleep: options.sleep,
             resets,
@@ -463,10 +473,27 @@ impl Port {
     }
 
     /// Checks that the card still has the queue.
+    ///
+    /// A trapped read drains the posted-write ring first, and a record of a message without credit
+    /// can stall that. So the call reads no register while records are in the ring. It then notices
+    /// a reset of the VPID, but not that the queue's memory is gone.
     fn check_queue(&self) -> Result<(), Error> {
-        let is_enabled = self.registers.read64(reg::RMA_QUEUE_ENABLE)? != 0;
         // An enabled queue may be that of another port.
+        if !self.epoch.is_current() {
+            return Err(Error::QueueGone);
+        }
+        if self.has_records_in_ring() {
+            return Ok(());
+        }
+
+        let is_enabled = self.registers.read64(reg::RMA_QUEUE_ENABLE)? != 0;
         if is_enabled && self.epoch.is_current() { Ok(()) } else { Err(Error::QueueGone) }
+    }
+
+    /// Returns whether the posted-write ring has records that the card has not finished.
+    fn has_records_in_ring(&self) -> bool {
+        let is_unfinished = |ring: &mut Poster| ring.position().is_some_and(|last| !ring.has_passed(last));
+        self.poster.as_ref().is_some_and(|poster| poster.with(is_unfinished))
     }
 
     /// Returns the device of the port.
@@ -479,8 +506,13 @@ impl Drop for Port {
     fn drop(&mut self) {
         // The card must release the queue before the queue's memory goes. After a loss or reset of
         // the device it has done so, and an enabled queue may be that of another port.
-        if self.epoch.is_current() {
-            let _ = self.registers.write64(reg::RMA_QUEUE_ENABLE, 0);
+        if self.epoch.is_current() && self.registers.write64(reg::RMA_QUEUE_ENABLE, 0).is_err() {
+            // The posted-write ring is stalled. The card handles this record before any trapped
+            // access of a later port.
+            if let Some(poster) = &self.poster {
+                let disable = 0_u64.to_le_bytes();
+                let _ = poster.with(|ring| ring.try_post(BAR_REGISTERS, reg::RMA_QUEUE_ENABLE, &disable));
+            }
         }
     }
 }

@@ -1,18 +1,23 @@
 //! Registered memory.
 
 use std::{
-    fmt,
+    fmt, io,
     sync::{Arc, Mutex, atomic::Ordering},
+    time::Duration,
 };
 
 use nicforge_driver::{
-    Bar, Device,
+    Bar, Deadline, Device, Error as DriverError,
     runtime::{Cost, charge, lock},
 };
 use nicforge_hwi::extoll_atu::{command, page};
 use nicforge_shm::SharedU64;
 
 use crate::Error;
+
+/// Time after which a deregistration gives up while a message without credit stalls the
+/// posted-write ring. The last access may take a few seconds more.
+const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Access of other processes to registered memory. The owner may both read and write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,24 +85,30 @@ impl Translation {
     }
 
     /// Runs the command with the operands `address` and `pages`, and returns its result: the first
-    /// network address, for a registration. `operation` names the command in an error.
+    /// network address, for a registration. `operation` names the command in an error. The call
+    /// repeats accesses that fail because of a stalled ring until `deadline`.
+    ///
+    /// It holds the lock meanwhile. Otherwise another thread's registration could be given the
+    /// address of a command that is repeated.
     fn run_command(
         &self,
         operation: &'static str,
         command: u64,
-        address: u64,
-        pages: u64,
+        (address, pages): (u64, u64),
+        deadline: Deadline,
     ) -> Result<u64, Error> {
         charge(Cost::Registration, 1);
         let registers = lock(&self.registers);
         self.check_epoch()?;
 
-        registers.write64(command::ADDRESS, address)?;
-        registers.write64(command::PAGES, pages)?;
-        registers.write64(command::COMMAND, command)?;
+        for (register, value) in
+            [(command::ADDRESS, address), (command::PAGES, pages), (command::COMMAND, command)]
+        {
+            retry(deadline, || registers.write64(register, value))?;
+        }
 
-        match registers.read64(command::STATUS)? {
-            command::DONE => Ok(registers.read64(command::RESULT)?),
+        match retry(deadline, || registers.read64(command::STATUS))? {
+            command::DONE => Ok(retry(deadline, || registers.read64(command::RESULT))?),
             status => Err(Error::Translation { what: operation, status }),
         }
     }
@@ -117,6 +128,7 @@ impl Translation {
             return Err(Error::Unaligned { iova, length });
         }
 
+        let now = Deadline::after(Duration::ZERO);
         let mut refused = Error::Translation { what: "register", status: command::NO_ENTRIES };
         for page_size in [page::SIZE_1G, page::SIZE_2M, page::SIZE_64K, page::SIZE_4K] {
             let pages = length >> page::shift(page_size);
@@ -129,7 +141,7 @@ impl Translation {
                 | if access.read { command::READ } else { 0 }
                 | if access.write { command::WRITE } else { 0 };
 
-            match self.run_command("register", command, iova, pages) {
+            match self.run_command("register", command, (iova, pages), now) {
                 Ok(address) => {
                     return Ok(Region { translation: self.clone(), address, length, registered: true });
                 }
@@ -140,6 +152,31 @@ impl Translation {
             }
         }
         Err(refused)
+    }
+}
+
+/// Performs a trapped access. Repeats it until `deadline` while the posted-write ring is stalled.
+fn retry<T>(
+    deadline: Deadline,
+    mut access: impl FnMut() -> Result<T, DriverError>,
+) -> Result<T, DriverError> {
+    loop {
+        match access() {
+            Err(error) if is_stall(&error) && !deadline.has_passed() => {}
+            result => return result,
+        }
+    }
+}
+
+/// Returns whether a trapped access failed because a record stalls the posted-write ring. The
+/// server answers such an access with `EAGAIN` after 2 s.
+fn is_stall(error: &DriverError) -> bool {
+    match error {
+        DriverError::Timeout { .. } => true,
+        DriverError::Refused { errno, .. } => {
+            io::Error::from_raw_os_error(*errno).kind() == io::ErrorKind::WouldBlock
+        }
+        _ => false,
     }
 }
 
@@ -178,6 +215,9 @@ impl Region {
     /// Deregisters the memory. No card accesses it after this returns. Dropping the region has the
     /// same effect, but reports no error.
     ///
+    /// A message without credit can stall the posted-write ring, and with it the registers. After
+    /// an error of that kind the call tries again, for at most about 10 s.
+    ///
     /// # Errors
     /// - [`Error::Reset`] when the device or its VPID was reset, which has ended the registration.
     /// - [`Error::Translation`] when the administrator has deregistered the memory.
@@ -191,8 +231,11 @@ impl Region {
         if !std::mem::take(&mut self.registered) {
             return Ok(());
         }
+
         // The card knows the number of pages.
-        self.translation.run_command("deregister", command::DEREGISTER, self.address, 0).map(drop)
+        let operands = (self.address, 0);
+        let deadline = Deadline::after(DEREGISTER_TIMEOUT);
+        self.translation.run_command("deregister", command::DEREGISTER, operands, deadline).map(drop)
     }
 }
 

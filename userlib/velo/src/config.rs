@@ -20,10 +20,12 @@ pub struct Config {
     pub slots: Option<u32>,
     /// Whether connections have credits. On by default; both ends of a connection must agree.
     pub flow_control: bool,
-    /// Credits that a connection is granted at most: messages in flight or unread. 64 by default.
+    /// Credits that a connection is granted at most: messages in flight or unread. 64 by default; 0
+    /// has the same effect as 1.
     pub window: u32,
     /// Capacity for kept messages: messages of other tags and senders that arrive while a call
-    /// waits for a certain one. `None` selects the number of slots.
+    /// waits for a certain one. `None` selects the number of slots. With 0, a call receives only
+    /// the next message in the ring.
     pub kept: Option<u32>,
     /// How calls wait for messages.
     pub waiting: Waiting,

@@ -5,7 +5,7 @@ use nicforge_hwi::extoll_velo::address;
 
 use crate::{
     Address, CONTROL_TAG, Error, Message, PeerLink, Port, control::Control, directory::TableEntry,
-    peer::Outgoing, tenant::Tenant, wait::Waiter,
+    flow::IncomingConnect, tenant::Tenant, wait::Waiter,
 };
 
 /// Result of an attempt to send the pending control messages of a peer.
@@ -46,12 +46,14 @@ impl Port {
                     return Ok(self.link_to(address, index, tenant));
                 }
 
-                let (own_tenant, window) = (self.own.tenant, self.flow.window);
-                let connect = Control::Connect { own: own_tenant, target: tenant, window };
+                let next = known.outgoing.next(tenant);
+                let (own, window) = (self.own.tenant, self.flow.window);
+                let connection = next.connection;
+                let connect = Control::Connect { own, target: tenant, connection, window };
                 // The close of an earlier connection goes out first, so that the peer sees both in
                 // order.
                 if known.due.close.is_none() && (!self.flow.enabled || self.post_control(address, connect)?) {
-                    self.flow.peers[index].outgoing = Outgoing::to(tenant);
+                    self.flow.peers[index].outgoing = next;
                     continue;
                 }
             }
@@ -149,16 +151,18 @@ impl Port {
         };
 
         match control {
-            Control::Connect { own, target, window } => {
+            Control::Connect { own, target, connection, window } => {
                 // A connect is stale when it names an earlier tenant of this port, or when its
                 // sender has gone.
                 if target == self.own.tenant && own.is(self.directory.tenant(message.from)) {
-                    self.flow.handle_connect(index, own, window, &self.directory, &self.kept);
+                    let sender = IncomingConnect { sender: own, connection, window };
+                    self.flow.handle_connect(index, sender, &self.directory, &self.kept);
                 }
             }
-            Control::Credit { addressee, messages } => {
+            Control::Credit { addressee, connection, messages } => {
                 if addressee == self.own.tenant {
-                    self.flow.peers[index].outgoing.add_credits(messages);
+                    let outgoing = &mut self.flow.peers[index].outgoing;
+                    outgoing.add_credits(connection, messages, self.flow.window);
                 }
             }
             Control::Close { own } => self.flow.handle_close(index, own, &self.directory, &self.kept),
@@ -219,11 +223,15 @@ impl Port {
         accepted
     }
 
-    /// Returns whether messages of `from` are for this port. Counts a message as dropped otherwise.
-    pub(crate) fn accept_sender(&mut self, from: Address) -> bool {
+    /// Returns whether messages of `from` are for this port.
+    pub(crate) fn accepts(&self, from: Address) -> bool {
         let has_connected = |index: usize| self.flow.peers[index].incoming.sender.is_some();
-        let accepted = !self.flow.enabled || self.directory.index(from).is_none_or(has_connected);
+        !self.flow.enabled || self.directory.index(from).is_none_or(has_connected)
+    }
 
+    /// As [`Port::accepts`]. Counts a message as dropped if it is not for this port.
+    pub(crate) fn accept_sender(&mut self, from: Address) -> bool {
+        let accepted = self.accepts(from);
         self.statistics.dropped += u64::from(!accepted);
         accepted
     }
@@ -321,7 +329,8 @@ impl Port {
             return Ok(PendingSent::PeerBusy);
         }
 
-        if !self.post_control(address, Control::Credit { addressee, messages })? {
+        let connection = peer.incoming.connection;
+        if !self.post_control(address, Control::Credit { addressee, connection, messages })? {
             return Ok(PendingSent::RingFull);
         }
         self.flow.peers[index].due.credit_positions = [newer, self.path.position()];

@@ -8,7 +8,8 @@
 //! - The receiver grants credits once for each connection. Later credits only return those that the
 //!   sender has spent.
 //! - The outstanding grants to all VPIDs of one node never exceed the limit of [`NodeBudgets`].
-//! - A control message names the generation that it is meant for, so a stale one changes nothing.
+//! - A control message names the generation that it is meant for, and a credit message the
+//!   connection, so a stale one changes nothing.
 //!
 //! At most two credit messages for each peer are in flight in the posted-write ring. Credits return
 //! in halves of a grant, so a peer that reads its ring never needs more. The card's watchdog drops
@@ -103,13 +104,23 @@ impl WaitingNodes {
     }
 }
 
+/// The connect of a sender.
+#[derive(Clone, Copy)]
+pub(crate) struct IncomingConnect {
+    pub(crate) sender: Tenant,
+    /// The sender's number of the connection.
+    pub(crate) connection: u8,
+    /// Credits that the sender asks for.
+    pub(crate) window: u32,
+}
+
 /// The connections of a port, and the control messages that they wait for.
 ///
 /// Invariant: a peer is in `pending` at most once, and exactly while its `queued` is set.
 pub(crate) struct FlowControl {
     /// Whether connections have credits.
     pub(crate) enabled: bool,
-    /// Credits that a connection asks for, and that it is granted at most.
+    /// Credits that a connection asks for, and that it is granted at most. At least 1.
     pub(crate) window: u32,
     /// Peers by their number in the directory.
     pub(crate) peers: Vec<Peer>,
@@ -127,7 +138,7 @@ impl FlowControl {
 
         Self {
             enabled: config.flow_control,
-            window: config.window,
+            window: config.window.max(1),
             peers: vec![Peer::default(); nodes as usize * vpids as usize],
             budgets: NodeBudgets { reserved: vec![0; nodes as usize], limit: budget(slots, nodes, vpids) },
             waiting: WaitingNodes::new(nodes),
@@ -135,16 +146,15 @@ impl FlowControl {
         }
     }
 
-    /// Handles the connect of a present tenant, which asks for `window` credits. A tenant that has
-    /// a grant receives no second one.
+    /// Handles the connect of a present tenant. A tenant that has a grant receives no second one.
     pub(crate) fn handle_connect(
         &mut self,
         index: usize,
-        sender: Tenant,
-        window: u32,
+        connect: IncomingConnect,
         directory: &Directory,
         kept: &KeptMessages,
     ) {
+        let IncomingConnect { sender, connection, window } = connect;
         let peer = &self.peers[index];
         let is_connected = sender.is(peer.incoming.sender);
         if is_connected && peer.incoming.has_grant() || !peer.unresponsive.allows(sender) {
@@ -156,7 +166,8 @@ impl FlowControl {
         }
 
         let peer = &mut self.peers[index];
-        (peer.incoming.sender, peer.incoming.requested) = (Some(sender), window);
+        (peer.incoming.sender, peer.incoming.connection) = (Some(sender), connection);
+        peer.incoming.requested = window;
         peer.refusals.count_for(sender);
         self.grant(index, directory);
     }
@@ -187,7 +198,7 @@ impl FlowControl {
         let free = self.budgets.free(node);
         let peer = &mut self.peers[index];
         let available = if peer.excluded { 0 } else { free };
-        let granted = available.min(peer.incoming.requested).min(self.window.max(1));
+        let granted = available.min(peer.incoming.requested).min(self.window);
 
         // A sender that was refused too often gets no further answer until credits are free.
         if !peer.refusals.count_answer(granted == 0) {

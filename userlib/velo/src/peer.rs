@@ -29,12 +29,14 @@ pub(crate) struct Peer {
 
 /// The connection to a peer: its receiver grants credits, and this port spends them.
 ///
-/// Invariant: `answered`, `refused` and `credits` are of `receiver`, and each message spends one
+/// Invariant: `answered`, `refused` and `credits` are of `connection`, and each message spends one
 /// credit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Outgoing {
     /// The tenant that this port sends to.
     pub(crate) receiver: Option<Tenant>,
+    /// Number of the last connection to the peer's address. It counts the connects, modulo 256.
+    pub(crate) connection: u8,
     /// Whether it has sent a credit message, which may be a refusal.
     pub(crate) answered: bool,
     /// Whether its last credit message was a refusal.
@@ -44,15 +46,20 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
-    /// Returns a new connection, which has no credits yet.
-    pub(crate) fn to(receiver: Tenant) -> Self {
-        Self { receiver: Some(receiver), ..Self::default() }
+    /// Returns the next connection to the same address, which has no credits yet.
+    pub(crate) fn next(self, receiver: Tenant) -> Self {
+        let connection = self.connection.wrapping_add(1);
+        Self { receiver: Some(receiver), connection, ..Self::default() }
     }
 
-    /// Takes over the credits of a credit message; 0 is a refusal.
-    pub(crate) fn add_credits(&mut self, messages: u32) {
-        if self.receiver.is_some() {
-            self.credits = self.credits.saturating_add(messages);
+    /// Takes over the credits of a credit message; 0 is a refusal. The message has no effect if it
+    /// is of an earlier `connection`.
+    ///
+    /// The connection never has more than `window` credits, which is what its connect has asked
+    /// for.
+    pub(crate) fn add_credits(&mut self, connection: u8, messages: u32, window: u32) {
+        if self.receiver.is_some() && connection == self.connection {
+            self.credits = self.credits.saturating_add(messages).min(window);
             (self.answered, self.refused) = (true, messages == 0);
         }
     }
@@ -66,6 +73,8 @@ impl Outgoing {
 pub(crate) struct Incoming {
     /// The tenant that sends to this port.
     pub(crate) sender: Option<Tenant>,
+    /// The sender's number of the connection, which credit messages repeat.
+    pub(crate) connection: u8,
     /// Credits that its connect asked for.
     pub(crate) requested: u32,
     /// Credits that this port has granted to it.

@@ -157,7 +157,8 @@ impl Port {
     /// while messages keep arriving.
     ///
     /// # Errors
-    /// [`Error::KeptFull`], and errors of the driver.
+    /// - [`Error::KeptFull`] when the next message would have to be kept and there is no room.
+    /// - Errors of the driver.
     pub fn poll_for(&mut self, filter: Filter) -> Result<Option<Message>, Error> {
         if let Some(at) = self.kept.position(filter) {
             return Ok(self.take_kept(at));
@@ -166,7 +167,13 @@ impl Port {
         let mut budget = TakeBudget::of(&self.ring);
         loop {
             if self.kept.is_full() {
-                return Err(self.kept.full());
+                if !self.drain_control_when_full()? {
+                    self.send_pending()?;
+                    return Ok(None);
+                }
+                if self.must_keep_next(filter) {
+                    return Err(self.kept.full());
+                }
             }
             let Some(message) = self.next(&mut budget)? else { return Ok(None) };
 
@@ -176,6 +183,12 @@ impl Port {
                 return Ok(Some(message));
             }
         }
+    }
+
+    /// Returns whether the next message in the ring is one that a call for `filter` must keep.
+    fn must_keep_next(&self, filter: Filter) -> bool {
+        let next = self.ring.peek();
+        next.is_some_and(|message| !filter.admits(&message) && self.accepts(message.from))
     }
 
     /// Keeps a message from the ring, if it is for this port.

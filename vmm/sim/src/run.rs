@@ -21,6 +21,7 @@ use crate::{
     cluster::{
         Cards, Cluster, ClusterError, RankError, RankProgram, mu,
         programs::{Passes, Updated, half_round_trip, rate_of, time_of_messages},
+        torus,
     },
     interrupted::Interrupted,
     paper::{extoll, seastar},
@@ -78,7 +79,8 @@ pub struct Arguments {
 #[serde(rename_all = "kebab-case")]
 pub enum Software {
     /// Those of the papers: an Opteron of 2.5 GHz with EXTOLL, and of 2.0 GHz with a SeaStar. With
-    /// a Message Unit, the software of a message on Blue Gene/Q, without matching.
+    /// a Message Unit, the software of a message on Blue Gene/Q, and with a torus the message layer
+    /// of Blue Gene/L, both without matching.
     Opteron,
     /// None: software takes no time.
     None,
@@ -91,6 +93,7 @@ impl Software {
             (Self::Opteron, Cards::Extoll) => extoll::opteron(),
             (Self::Opteron, Cards::SeaStar(_)) => seastar::opteron(),
             (Self::Opteron, Cards::MessageUnit) => mu::a2(),
+            (Self::Opteron, Cards::Torus) => torus::ppc440(),
             (Self::None, _) => Profile::default(),
         }
     }
@@ -287,10 +290,10 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         Cluster::read(&arguments.machine, Profile::default(), arguments.seed).map_err(to_failure)?;
     match &mut cluster.cards {
         Cards::SeaStar(mode) if arguments.host_based => *mode = Mode::HostBased,
-        Cards::Extoll | Cards::MessageUnit if arguments.host_based => {
+        Cards::Extoll | Cards::MessageUnit | Cards::Torus if arguments.host_based => {
             return Err(Failure::usage("--host-based is for SeaStars, and the machine has other cards"));
         }
-        Cards::SeaStar(_) | Cards::Extoll | Cards::MessageUnit => {}
+        Cards::SeaStar(_) | Cards::Extoll | Cards::MessageUnit | Cards::Torus => {}
     }
     cluster.profile = arguments.profile.profile(cluster.cards);
     // The user ends a program that takes too long.

@@ -8,7 +8,8 @@
 //!
 //! *Invariant:* [`Attachments::fail`] is the only function that counts an error, and
 //! [`Attachments::raise`] the only function that raises an interrupt. The mirror lags behind the
-//! counters until the end of the step, and only for attachments in the set of changed ones.
+//! counters until the end of the step or the next read of a register, and only for attachments in
+//! the set of changed ones.
 
 use nicforge_core::{context::Context, ids::AttachmentId};
 use nicforge_hwi::extoll::{MAX_VPIDS, vector, window};
@@ -66,7 +67,7 @@ struct Attachment {
 /// All attachments of a card.
 pub(crate) struct Attachments {
     list: PerClient<Attachment>,
-    /// Attachments whose counters must be written to their mirrors at the end of the step.
+    /// Attachments with counters that are not yet written to their mirrors.
     with_changed_counters: Set,
     /// Number of errors of all attachments and tenants.
     errors: u64,
@@ -176,7 +177,7 @@ impl Attachments {
     }
 
     /// Records that an attachment's counters have changed. They are written to its mirror at the
-    /// end of the step.
+    /// end of the step, or when a register is read.
     #[inline]
     pub(crate) fn mark_changed(&mut self, id: AttachmentId) {
         self.with_changed_counters.add(id);

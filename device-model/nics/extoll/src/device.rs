@@ -61,12 +61,19 @@ impl Card {
         moved += velo.poll_read_pointers(unit);
         moved += velo.send_pending_control(unit);
 
-        unit.parts
-            .attachments
-            .show_changes(|attachment| Some((velo.counts(attachment)?, rma.counts(attachment)?)));
         velo.end_overdue_splits(unit);
+        self.show_changed_counters();
 
         moved
+    }
+
+    /// Writes changed counters to the mirrors of their attachments.
+    #[inline]
+    fn show_changed_counters(&mut self) {
+        let (velo, rma) = (&self.velo, &self.rma);
+        self.parts
+            .attachments
+            .show_changes(|attachment| Some((velo.counts(attachment)?, rma.counts(attachment)?)));
     }
 }
 
@@ -197,6 +204,7 @@ impl Device for Card {
     fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
         if at.bar == BAR_REGISTERS {
             self.read_register(context, from, at.offset, data);
+            self.show_changed_counters();
         }
     }
 

@@ -212,7 +212,9 @@ int32_t matching_cancel(const struct matching_endpoint *endpoint, uint64_t reque
  - -EINPROGRESS: the time limit has passed or the wait was interrupted, but a part has left; the
    data stays in use until matching_close;
  - -EBUSY: nothing was started;
- - -EINVAL: `context` is MATCHING_BARRIER_CONTEXT;
+ - -EADDRNOTAVAIL: there is no rank `to`; nothing was sent;
+ - -EINVAL: `context` is MATCHING_BARRIER_CONTEXT, or no memory has `size` bytes;
+ - -EFAULT: `endpoint` is NULL, or `data` is NULL and `size` is not 0;
  - all others as for matching_wait.
 
  # Safety
@@ -226,8 +228,13 @@ int32_t matching_send(const struct matching_endpoint *endpoint,
                       size_t size);
 
 /*
- Receives a message, and waits for it. Returns 0, or a negative error number as for matching_wait
- and matching_send. `status` may be NULL.
+ Receives a message, and waits for it. Returns 0, or a negative error number:
+ - -EADDRNOTAVAIL: there is no rank `from`;
+ - -EINVAL: `from` is negative but not MATCHING_ANY_SOURCE, `context` is
+   MATCHING_BARRIER_CONTEXT, or no memory has `size` bytes;
+ - all others as for matching_wait and matching_send.
+
+ `status` may be NULL.
 
  # Safety
  As matching_irecv; `status` is NULL or valid.

@@ -329,8 +329,9 @@ int32_t rma_probe(const struct rma_port *port, struct rma_notification *notifica
 int32_t rma_wait(const struct rma_port *port, uint64_t timeout_ms, struct rma_notification *notification);
 
 /*
- Frees the notification that rma_probe or rma_wait has returned, if there is one. Returns 0, or a
- negative error number.
+ Frees the notification that rma_probe or rma_wait has returned since the last rma_free, if any.
+ A notification that neither has returned stays in the queue. Returns 0, or a negative error
+ number.
 
  # Safety
  `port` is a handle.
@@ -355,8 +356,10 @@ int32_t rma_next(const struct rma_port *port, uint64_t timeout_ms, struct rma_no
 int32_t rma_cancel(const struct rma_port *port, bool on);
 
 /*
- Allocates memory that the card can reach: `size` bytes rounded up to whole pages of 4096,
- zeroed. Returns 0 and stores the handle in `*buffer`, or returns a negative error number.
+ Allocates memory that the card can reach: `size` bytes rounded up to whole pages, zeroed. The
+ pages have 2 MiB if the system has enough of them and the memory fills half of them or more,
+ otherwise 4096 bytes. Returns 0 and stores the handle in `*buffer`, or returns a negative error
+ number.
 
  # Safety
  `port` is a handle; `buffer` is valid.

@@ -21,8 +21,10 @@ pub struct rma_buffer(DmaBuffer);
 /// Registered memory.
 pub struct rma_region(Region);
 
-/// Allocates memory that the card can reach: `size` bytes rounded up to whole pages of 4096,
-/// zeroed. Returns 0 and stores the handle in `*buffer`, or returns a negative error number.
+/// Allocates memory that the card can reach: `size` bytes rounded up to whole pages, zeroed. The
+/// pages have 2 MiB if the system has enough of them and the memory fills half of them or more,
+/// otherwise 4096 bytes. Returns 0 and stores the handle in `*buffer`, or returns a negative error
+/// number.
 ///
 /// # Safety
 /// `port` is a handle; `buffer` is valid.

@@ -359,8 +359,9 @@ pub unsafe extern "C" fn rma_wait(
     })
 }
 
-/// Frees the notification that rma_probe or rma_wait has returned, if there is one. Returns 0, or a
-/// negative error number.
+/// Frees the notification that rma_probe or rma_wait has returned since the last rma_free, if any.
+/// A notification that neither has returned stays in the queue. Returns 0, or a negative error
+/// number.
 ///
 /// # Safety
 /// `port` is a handle.

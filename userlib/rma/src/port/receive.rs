@@ -1,12 +1,15 @@
 //! The notifications of a port: taking them, and waiting for them.
 
-use std::sync::atomic::Ordering;
+use std::{sync::atomic::Ordering, time::Duration};
 
-use nicforge_driver::{Cancel, Deadline, Error as DriverError};
+use nicforge_driver::{Cancel, Deadline, Error as DriverError, Poster};
 use nicforge_hwi::extoll::{reg, vector};
 
-use super::Port;
+use super::{BAR_REGISTERS, Port};
 use crate::{Error, Notification, Role};
+
+/// Longest sleep while the interrupt can't be enabled because the posted-write ring is full.
+const FULL_RING_SLEEP: Duration = Duration::from_millis(1);
 
 impl Port {
     /// Returns the oldest notification, and leaves it in the queue. Does not wait.
@@ -17,6 +20,7 @@ impl Port {
     #[inline]
     pub fn probe(&mut self) -> Result<Option<Notification>, Error> {
         if let Some(entry) = self.queue.peek()? {
+            self.returned = true;
             return Ok(Some(entry.into()));
         }
 
@@ -70,19 +74,53 @@ impl Port {
         };
 
         // A notification that has arrived before raises the interrupt at once.
-        self.registers.write64(reg::INTERRUPT_SET, 1 << vector::RMA_NOTIFICATION)?;
+        let is_enabled = self.enable_interrupt()?;
+        let longest = if is_enabled { self.sleep } else { self.sleep.min(FULL_RING_SLEEP) };
 
-        interrupt.sleep(deadline.at_most(self.sleep), cancel)?;
+        if interrupt.sleep(deadline.at_most(longest), cancel)? {
+            // A raised interrupt is disabled again, even if the engine has not reported the
+            // enabling write as done.
+            self.last_enable = None;
+        }
         Ok(())
     }
 
-    /// Frees the notification that [`Port::probe`] or [`Port::wait`] has returned, if there is one.
+    /// Enables the interrupt, and leaves the VPID's other interrupts as they are. Returns false
+    /// when the posted-write ring is full.
+    ///
+    /// The write is posted if the port has a ring. A trapped write drains the ring first, and a
+    /// message without credit can stall that. The call posts nothing while the last enabling write
+    /// is in the ring.
+    fn enable_interrupt(&mut self) -> Result<bool, Error> {
+        let enable = 1_u64 << vector::RMA_NOTIFICATION;
+        let Some(poster) = &self.poster else {
+            self.registers.write64(reg::INTERRUPT_SET, enable)?;
+            return Ok(true);
+        };
+
+        let last_enable = &mut self.last_enable;
+        poster.with(|ring: &mut Poster| {
+            if last_enable.is_some_and(|position| !ring.has_passed(position)) {
+                return Ok(true);
+            }
+
+            match ring.try_post(BAR_REGISTERS, reg::INTERRUPT_SET, &enable.to_le_bytes()) {
+                Ok(()) => *last_enable = ring.position(),
+                Err(DriverError::RingFull { .. }) => return Ok(false),
+                Err(error) => return Err(error.into()),
+            }
+            Ok(true)
+        })
+    }
+
+    /// Frees the notification that [`Port::probe`] or [`Port::wait`] has returned since the last
+    /// call, if any. A notification that neither has returned stays in the queue.
     ///
     /// # Errors
     /// Only an access to memory that is gone fails.
     #[inline]
     pub fn free(&mut self) -> Result<(), Error> {
-        if self.queue.peek()?.is_some() {
+        if std::mem::take(&mut self.returned) {
             self.queue.free()?;
         }
         Ok(())
@@ -99,7 +137,7 @@ impl Port {
             None => self.wait(deadline, cancel)?,
         };
 
-        self.queue.free()?;
+        self.free()?;
         Ok(notification)
     }
 

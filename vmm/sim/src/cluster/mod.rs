@@ -1,21 +1,24 @@
-//! A cluster of nodes with EXTOLL cards, SeaStars or Message Units of Blue Gene/Q, and parallel
-//! programs on it, in virtual time.
+//! A cluster of nodes with EXTOLL cards, SeaStars, Message Units of Blue Gene/Q or a torus of Blue
+//! Gene/L, and parallel programs on it, in virtual time.
 //!
 //! A program has ranks. Each rank is a process with its own attachment of a node's card. On EXTOLL
 //! that is a VPID, and the rank uses the matching layer over VELO and RMA as on a host. On a
 //! SeaStar it uses the MPI-style layer over Portals. On Blue Gene/Q it has a subgroup, and uses the
-//! matching layer over the Message Unit. The programs are those of
-//! [`nicforge_mpi_programs`]: [`programs`] sets them up, and measures them.
+//! matching layer over the Message Unit. On Blue Gene/L it has a core, and uses the matching layer
+//! over the message layer. The programs are those of [`nicforge_mpi_programs`]: [`programs`] sets
+//! them up, and measures them.
 
 pub mod mu;
 pub mod programs;
 mod seastar;
+pub mod torus;
 
 use std::{cell::RefCell, path::Path, rc::Rc, time::Duration};
 
 use nicforge::failure::Failure;
+use nicforge_bgl_transport::Error as BglTransportError;
 use nicforge_core::ids::FunctionId;
-use nicforge_driver::{Deadline, runtime};
+use nicforge_driver::{Deadline, Device, runtime};
 use nicforge_extoll::family::NODE as EXTOLL;
 use nicforge_extoll_transport::{Config, Error as TransportError, ExtollTransport, Job};
 use nicforge_family::Plan;
@@ -31,6 +34,7 @@ use nicforge_nics::families;
 use nicforge_portals::{Error as PortalsError, Mode};
 use nicforge_portals_mpi::Error as PortalsMpiError;
 use nicforge_seastar::family::NODE as SEASTAR;
+use nicforge_torus::family::NODE as TORUS;
 use thiserror::Error;
 
 use crate::{
@@ -57,16 +61,16 @@ pub enum ClusterError {
     /// The machine could not be built.
     #[error("the machine cannot be built: {0}")]
     Build(#[from] BuildError),
-    /// The machine has no node with an EXTOLL card, a SeaStar or a Message Unit.
+    /// The machine has no node with an EXTOLL card, a SeaStar, a Message Unit or a torus.
     #[error(
-        "machine {name} has no EXTOLL cards, SeaStars or Message Units, which programs in virtual time need: add a \
-         section [[extoll]], [[seastar]] or [[bgq]]"
+        "machine {name} has no EXTOLL cards, SeaStars, Message Units or tori, which programs in virtual time need: \
+         add a section [[extoll]], [[seastar]], [[bgq]] or [[bgl]]"
     )]
     NoCards {
         /// The machine's name.
         name: String,
     },
-    /// The machine has SeaStars or Message Units, and the program needs EXTOLL cards.
+    /// The machine has other cards, and the program needs EXTOLL cards.
     #[error("machine {name} has no EXTOLL cards, which this program needs: add a section [[extoll]]")]
     NoExtoll {
         /// The machine's name.
@@ -125,6 +129,9 @@ pub enum RankError {
     /// The transport over the Message Unit failed.
     #[error(transparent)]
     MuTransport(#[from] MuTransportError),
+    /// The transport over Blue Gene/L's torus failed.
+    #[error(transparent)]
+    BglTransport(#[from] BglTransportError),
     /// The endpoint failed.
     #[error(transparent)]
     Matching(#[from] MatchingError),
@@ -154,6 +161,8 @@ pub enum Cards {
     SeaStar(Mode),
     /// Message Units of Blue Gene/Q.
     MessageUnit,
+    /// A torus of Blue Gene/L. A node has one rank, because the torus has no way between its cores.
+    Torus,
 }
 
 /// A program that each rank runs, on any card.
@@ -172,8 +181,26 @@ pub type RankEndpoint = Endpoint<ExtollTransport>;
 #[derive(Clone, Debug)]
 struct Node {
     name: String,
-    /// Names of the attachments of its VPIDs, processes or subgroups.
-    vpids: Vec<String>,
+    /// The attachments of its VPIDs, processes or subgroups.
+    vpids: Vec<Attachment>,
+}
+
+/// The names of an attachment and of its function in the machine.
+#[derive(Clone, Debug)]
+struct Attachment {
+    function: String,
+    name: String,
+}
+
+impl Attachment {
+    /// Returns the names of a node's attachment. That of a function with a name of its own begins
+    /// with the function's name.
+    fn of_node(node: &str, attachment: &str) -> Self {
+        match attachment.split_once('.') {
+            Some((function, name)) => Self { function: format!("{node}.{function}"), name: name.to_owned() },
+            None => Self { function: node.to_owned(), name: attachment.to_owned() },
+        }
+    }
 }
 
 /// A modelled cluster and its software.
@@ -217,7 +244,7 @@ impl Cluster<'_> {
         let (_, built) = build::build(&plan)?;
         let cluster_node = |node: &build::Node| Node {
             name: node.name.clone(),
-            vpids: node.users().map(|vpid| vpid.name.clone()).collect(),
+            vpids: node.users().map(|vpid| Attachment::of_node(&node.name, &vpid.name)).collect(),
         };
         let nodes_of = |role| -> Vec<_> {
             built.nodes.iter().filter(|node| node.role == role).map(cluster_node).collect()
@@ -230,6 +257,10 @@ impl Cluster<'_> {
         }
         if nodes.is_empty() {
             (cards, nodes) = (Cards::MessageUnit, nodes_of(MESSAGE_UNIT));
+        }
+        if nodes.is_empty() {
+            (cards, nodes) = (Cards::Torus, nodes_of(TORUS));
+            nodes.iter_mut().for_each(|node| node.vpids.truncate(1));
         }
         if nodes.is_empty() {
             return Err(ClusterError::NoCards { name: built.name });
@@ -283,6 +314,7 @@ impl Cluster<'_> {
             Cards::Extoll => self.run(per_node, move |endpoint| program.run(endpoint)),
             Cards::SeaStar(mode) => self.run_on_seastars(per_node, mode, program),
             Cards::MessageUnit => self.run_on_message_units(per_node, program),
+            Cards::Torus => self.run_on_torus(per_node, program),
         }
     }
 
@@ -311,8 +343,7 @@ impl Cluster<'_> {
                 .unwrap_or_default();
             for attachment in attachments {
                 let process = world.add_process(functions.clone(), self.profile.clone());
-                let (node, attachment) = (node.name.clone(), attachment.clone());
-                let site = RankSite { devices: world.devices(), node, attachment };
+                let site = RankSite { devices: world.devices(), attachment: attachment.clone() };
                 let (body, outcomes) = (body.clone(), outcomes.clone());
                 world.start(process, &format!("rank {rank}"), move || {
                     let result = body(site);
@@ -332,11 +363,17 @@ impl Cluster<'_> {
 /// The result of a rank, with its number.
 type RankResult<R> = (u32, Result<R, RankError>);
 
-/// The names of a rank's node and attachment, and the devices of the world to open it from.
+/// The attachment of a rank, and the devices of the world to open it from.
 struct RankSite {
     devices: Devices,
-    node: String,
-    attachment: String,
+    attachment: Attachment,
+}
+
+impl RankSite {
+    /// Opens the rank's attachment.
+    fn open(&self) -> Result<Device, DeviceError> {
+        self.devices.open(&self.attachment.function, &self.attachment.name)
+    }
 }
 
 /// Returns the results of all ranks in their order, or the first error. The error of a rank comes
@@ -362,7 +399,7 @@ fn run_rank<R>(
     job: &Job,
     program: &impl Fn(&mut RankEndpoint) -> Result<R, RankError>,
 ) -> Result<R, RankError> {
-    let device = site.devices.open(&site.node, &site.attachment)?;
+    let device = site.open()?;
     let mut transport = ExtollTransport::open(device, job, Config::default())?;
     transport.wait_for_all(Deadline::never(), None)?;
 

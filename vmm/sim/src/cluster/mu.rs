@@ -33,7 +33,7 @@ impl Cluster<'_> {
 /// Opens the transport of a rank on a Message Unit, waits for all others, and runs a program on it
 /// between two barriers.
 fn run_rank<P: RankProgram>(site: &RankSite, job: &Job, program: &P) -> Result<P::Output, RankError> {
-    let device = site.devices.open(&site.node, &site.attachment)?;
+    let device = site.open()?;
     let mut transport = MuTransport::open(&device, job, Config::default())?;
     transport.wait_for_all(Deadline::never(), None)?;
 

@@ -9,7 +9,7 @@ use nicforge_driver::{
 use nicforge_portals::{Interface, Kernel, KernelConfig, Mode};
 use nicforge_portals_mpi::{Config, Endpoint, Job};
 
-use super::{Cluster, ClusterError, RankError, RankProgram, RankSite, between_barriers};
+use super::{Attachment, Cluster, ClusterError, RankError, RankProgram, RankSite, between_barriers};
 use crate::world::Picos;
 
 /// Name of a kernel's attachment.
@@ -71,17 +71,17 @@ fn run_rank<P: RankProgram>(
 /// Opens the interface of a rank. The rank of a node's first process boots the node's kernel for
 /// all of them.
 fn open(site: &RankSite, kernels: &Kernels, mode: Mode) -> Result<Interface, RankError> {
-    let RankSite { devices, node, attachment } = site;
-    if attachment == FIRST_PROCESS {
-        let kernel = Kernel::boot(devices.open(node, KERNEL)?, KernelConfig::default())?;
-        kernels.borrow_mut().insert(node.clone(), kernel);
+    let RankSite { devices, attachment: Attachment { function, name } } = site;
+    if name == FIRST_PROCESS {
+        let kernel = Kernel::boot(devices.open(function, KERNEL)?, KernelConfig::default())?;
+        kernels.borrow_mut().insert(function.clone(), kernel);
     }
 
     let kernel = loop {
-        if let Some(kernel) = kernels.borrow().get(node) {
+        if let Some(kernel) = kernels.borrow().get(function) {
             break kernel.clone();
         }
         runtime::sleep(CHECK_INTERVAL);
     };
-    Ok(Interface::open(&kernel, devices.open(node, attachment)?, mode)?)
+    Ok(Interface::open(&kernel, devices.open(function, name)?, mode)?)
 }

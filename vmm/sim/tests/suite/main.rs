@@ -13,5 +13,6 @@ mod papers;
 mod polls;
 mod program;
 mod seastar;
+mod torus;
 mod traffic;
 mod world;
