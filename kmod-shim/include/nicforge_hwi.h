@@ -2982,11 +2982,11 @@ struct nicforge_torus_status {
  */
 struct nicforge_torus_packet_packet_header {
 	/* First word of the hardware: hwh0. */
-	struct nicforge_torus_packet_le32 hardware0;
+	uint32_t hardware0;
 	/* Second word of the hardware: hwh1. */
-	struct nicforge_torus_packet_le32 hardware1;
+	uint32_t hardware1;
 	/* Words of the software: swh0, swh1. */
-	struct nicforge_torus_packet_le32 software[2];
+	uint32_t software[2];
 };
 
 /* ---- tree ---- */

@@ -1,8 +1,9 @@
 //! RMA of one VPID: opening the port, registering memory, and posting commands.
 //!
-//! `receive` takes the notifications.
+//! `receive` takes the notifications, `wait` waits for room and for the ends of commands.
 
 mod receive;
+mod wait;
 
 use std::{
     fmt,
@@ -11,8 +12,7 @@ use std::{
 };
 
 use nicforge_driver::{
-    Bar, Cancel, Deadline, Device, DmaBuffer, Error as DriverError, Interrupt, Poster, RingPosition,
-    SharedPoster,
+    Bar, Cancel, Device, DmaBuffer, Error as DriverError, Interrupt, Poster, RingPosition, SharedPoster,
 };
 use nicforge_hwi::{
     extoll::{mirror, reg, window},
@@ -31,11 +31,6 @@ use crate::{
 const BAR_REGISTERS: u8 = 0;
 const BAR_WINDOWS: u8 = 1;
 const BAR_MIRROR: u8 = 2;
-/// Time that posting a command waits while as many commands are in flight as a card accepts, or
-/// while the posted-write ring is full.
-const ROOM_TIMEOUT: Duration = Duration::from_secs(5);
-/// Interval of the check that the card still has the queue, while a call waits for commands to end.
-const QUEUE_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Options of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -402,98 +397,10 @@ impl Port {
         Ok(())
     }
 
-    /// Waits until the posted-write ring has room, and posts a command. Other threads can lock the
-    /// ring meanwhile.
-    #[cold]
-    fn post_when_room(&self, poster: &SharedPoster, command: &Command) -> Result<(), Error> {
-        let bytes = command.as_bytes();
-        let post = || match poster.with(|ring| ring.try_post(BAR_REGISTERS, reg::RMA_COMMAND, bytes)) {
-            Ok(()) => Ok(Some(())),
-            Err(DriverError::RingFull { .. }) => Ok(None),
-            Err(error) => Err(error.into()),
-        };
-
-        let deadline = Deadline::after(ROOM_TIMEOUT);
-        self.device.wait_for(deadline, self.cancel.as_ref(), "room in a posted-write ring", post)
-    }
-
     /// Returns the number of commands in flight: posted, and not ended.
     #[inline]
     pub fn in_flight(&self) -> u64 {
         self.posted.saturating_sub(self.completed.load(Ordering::Acquire))
-    }
-
-    /// Checks that the device was not reset since the port was opened.
-    #[inline]
-    fn check_reset(&self) -> Result<(), Error> {
-        if self.device.resets() == self.resets { Ok(()) } else { Err(Error::Reset) }
-    }
-
-    /// Waits until fewer commands are in flight than the card accepts. Without this wait, the card
-    /// would stall the ring, and with it everything else that is posted there.
-    #[cold]
-    fn wait_for_room(&self) -> Result<(), Error> {
-        self.wait_for_ends(MAX_COMMANDS as u64 - 1, Deadline::after(ROOM_TIMEOUT), self.cancel.as_ref())
-    }
-
-    /// Waits until every posted command has ended, successfully or not.
-    ///
-    /// # Errors
-    /// [`DriverError::Timeout`], [`DriverError::Cancelled`], [`DriverError::DeviceGone`];
-    /// [`Error::Reset`], [`Error::QueueGone`].
-    pub fn drain(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
-        self.wait_for_ends(0, deadline, cancel)
-    }
-
-    /// Waits until no more than `maximum` commands are in flight, and checks now and then that the
-    /// card still has the queue.
-    fn wait_for_ends(&self, maximum: u64, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
-        loop {
-            let waited = self.device.wait_for(
-                deadline.at_most(QUEUE_CHECK_INTERVAL),
-                cancel,
-                "commands to end",
-                || {
-                    self.check_reset()?;
-                    Ok((self.in_flight() <= maximum).then_some(()))
-                },
-            );
-            match waited {
-                // After a reset by the administrator the VPID counts from 0 again, so the awaited
-                // count would never be reached.
-                Err(Error::Driver(DriverError::Timeout { what, .. })) => {
-                    self.check_queue()?;
-                    if deadline.has_passed() {
-                        return Err(deadline.timeout(what).into());
-                    }
-                }
-                other => return other,
-            }
-        }
-    }
-
-    /// Checks that the card still has the queue.
-    ///
-    /// A trapped read drains the posted-write ring first, and a record of a message without credit
-    /// can stall that. So the call reads no register while records are in the ring. It then notices
-    /// a reset of the VPID, but not that the queue's memory is gone.
-    fn check_queue(&self) -> Result<(), Error> {
-        // An enabled queue may be that of another port.
-        if !self.epoch.is_current() {
-            return Err(Error::QueueGone);
-        }
-        if self.has_records_in_ring() {
-            return Ok(());
-        }
-
-        let is_enabled = self.registers.read64(reg::RMA_QUEUE_ENABLE)? != 0;
-        if is_enabled && self.epoch.is_current() { Ok(()) } else { Err(Error::QueueGone) }
-    }
-
-    /// Returns whether the posted-write ring has records that the card has not finished.
-    fn has_records_in_ring(&self) -> bool {
-        let is_unfinished = |ring: &mut Poster| ring.position().is_some_and(|last| !ring.has_passed(last));
-        self.poster.as_ref().is_some_and(|poster| poster.with(is_unfinished))
     }
 
     /// Returns the device of the port.

@@ -338,7 +338,9 @@ fn c_type(kind: &Type, scope: &[String]) -> Result<(String, String), String> {
             let c = match name.as_str() {
                 "u8" => "uint8_t",
                 "u16" => "uint16_t",
-                "u32" => "uint32_t",
+                // zerocopy's integers have no alignment in Rust. The header says once that all
+                // fields are little-endian.
+                "u32" | "Le32" => "uint32_t",
                 "u64" => "uint64_t",
                 "i32" => "int32_t",
                 // C refuses a structure that is not defined further up.
@@ -393,12 +395,16 @@ mod tests {
     #[test]
     fn fields_may_be_structures_signed_or_named_like_a_keyword() {
         let source = "#[repr(C)] pub struct Inner { pub a: i32 } \
-                      #[repr(C)] pub struct Outer { pub inline: [u8; 4], pub inner: [Inner; 2] } \
+                      #[repr(C)] pub struct Outer { pub inline: [u8; 4], pub inner: [Inner; 2], pub word: Le32 } \
                       pub const NONE: i32 = -1;";
         let text = header(source).unwrap();
-        for line in
-            ["int32_t a;", "uint8_t inline_[4];", "struct nicforge_card_inner inner[2];", "CARD_NONE (-1)"]
-        {
+        for line in [
+            "int32_t a;",
+            "uint8_t inline_[4];",
+            "struct nicforge_card_inner inner[2];",
+            "uint32_t word;",
+            "CARD_NONE (-1)",
+        ] {
             assert!(text.contains(line), "{line} is not in {text}");
         }
     }
