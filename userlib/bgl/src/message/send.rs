@@ -219,7 +219,7 @@ impl State {
         }
         if let Some(message) = self.sends.get_mut(number) {
             message.id = Some(id);
-            message.advance(kind, &part, self.config.repeated_packets());
+            message.advance(kind, &part, self.repeated_packets);
         }
         Ok(Step::Sent)
     }

@@ -34,6 +34,8 @@ pub(super) struct State {
     /// This rank, as its packets name it.
     pub(super) own: Claim,
     pub(super) config: Config,
+    /// As [`Config::repeated_packets`] returns it.
+    pub(super) repeated_packets: u8,
     pub(super) connections: Connections,
     pub(super) sends: Slab<OutgoingMessage>,
     pub(super) receives: Slab<IncomingMessage>,
@@ -55,6 +57,7 @@ impl State {
     pub(super) fn new(place: &Place, config: Config) -> Self {
         Self {
             own: Claim { rank: place.rank, life: life_bits(place.life) },
+            repeated_packets: config.repeated_packets(),
             config,
             connections: Connections::new(place.ranks()),
             sends: Slab::new(),

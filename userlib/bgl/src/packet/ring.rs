@@ -68,10 +68,10 @@ pub(super) fn write_packet<'a>(
 
     let start = offset_of(chunk);
     let end = start + u64::from(header.chunks()) * CHUNK as u64;
-    write_around(ring, start, header.as_bytes())?;
+    ring.write_array::<HEADER>(start, &zerocopy::transmute!(header))?;
 
     let mut at = start + HEADER as u64;
-    for piece in payload {
+    for piece in payload.filter(|piece| !piece.is_empty()) {
         write_around(ring, at, piece)?;
         at += piece.len() as u64;
     }

@@ -81,15 +81,32 @@ impl Torus {
         payload: impl Iterator<Item = &'a [u8]> + Clone,
     ) -> Result<bool, Error> {
         let header = ring::sized(header, payload.clone())?;
-        let injection = &mut self.injection[fifo as usize];
-        if !injection.find_room(header.chunks()) {
+        if !self.injection[fifo as usize].find_room(header.chunks()) {
             return Ok(false);
         }
 
-        injection.write(header, payload)?;
+        self.write(fifo, header, payload)?;
+        Ok(true)
+    }
+
+    /// Returns a FIFO of normal priority with room for a number of chunks, other than a full one.
+    fn find_other(&mut self, full: InjectionFifo, chunks: u32) -> Option<InjectionFifo> {
+        let mut others = NORMAL.iter().cycle().skip(full as usize + 1).take(NORMAL.len() - 1);
+        others.find(|&&fifo| self.injection[fifo as usize].find_room(chunks)).copied()
+    }
+
+    /// Writes a packet into a FIFO that has room for it.
+    #[inline]
+    fn write<'a>(
+        &mut self,
+        fifo: InjectionFifo,
+        header: PacketHeader,
+        payload: impl Iterator<Item = &'a [u8]>,
+    ) -> Result<(), Error> {
+        self.injection[fifo as usize].write(header, payload)?;
         note_store();
         charge(Cost::SendPacket, 1);
-        Ok(true)
+        Ok(())
     }
 
     /// Waits until a rank's core has software.
@@ -142,14 +159,18 @@ impl PacketDevice for Torus {
             return self.inject(InjectionFifo::Priority, header, payload);
         }
 
-        let preferred = first_dimension(header.hints());
-        for choice in 0..NORMAL.len() {
-            let fifo = NORMAL[(preferred + choice) % NORMAL.len()];
-            if self.inject(fifo, header, payload.clone())? {
-                return Ok(true);
+        let header = ring::sized(header, payload.clone())?;
+        let chunks = header.chunks();
+        let mut fifo = NORMAL[first_dimension(header.hints())];
+        if !self.injection[fifo as usize].find_room(chunks) {
+            match self.find_other(fifo, chunks) {
+                Some(other) => fifo = other,
+                None => return Ok(false),
             }
         }
-        Ok(false)
+
+        self.write(fifo, header, payload)?;
+        Ok(true)
     }
 
     #[inline]
@@ -192,8 +213,11 @@ impl PacketDevice for Torus {
 /// Returns the first dimension in which a packet with these hints may move; 0 without any.
 #[inline]
 fn first_dimension(hints: u8) -> usize {
-    let of_dimension = |dimension: u8| hint::of_port(2 * dimension) | hint::of_port(2 * dimension + 1);
-    (0..DIMENSIONS).find(|&dimension| hints & of_dimension(dimension as u8) != 0).unwrap_or(0)
+    // The bits of the links have the order of their ports.
+    match hints & hint::ALL {
+        0 => 0,
+        hints => (hints.leading_zeros() - hint::XP.leading_zeros()) as usize / 2,
+    }
 }
 
 /// Checks that a device is a torus function's attachment for a core.
