@@ -238,12 +238,14 @@ pub fn a_job_takes_over_no_barrier_and_no_line(rig: &dyn Rig) {
         let mut barrier = node.subgroup.barrier(CLASS).unwrap();
         node.subgroup.enter(&mut barrier).unwrap();
     }
-    let line = job.nodes[0].subgroup.global_interrupt(CLASS, LINE).unwrap();
-    job.nodes[0].subgroup.set_global_interrupt(&line, true).unwrap();
+    let setter_line = job.nodes[0].subgroup.global_interrupt(CLASS, LINE).unwrap();
+    job.nodes[0].subgroup.set_global_interrupt(&setter_line, true).unwrap();
     let line = job.nodes[last].subgroup.global_interrupt(CLASS, LINE).unwrap();
     job.nodes[last].subgroup.wait_global_interrupt(&line, true, test_deadline(), None).unwrap();
     rig.settle();
 
+    // A guest's kernel closes a device once its last mapping has gone. Lines are such mappings.
+    drop((setter_line, line));
     job.nodes.clear();
     set_routes(&job.kernels);
     rig.settle();
