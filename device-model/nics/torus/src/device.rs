@@ -22,6 +22,7 @@ use nicforge_shm::SharedMemory;
 
 use crate::{
     config::{Network, NetworkError, Site},
+    dropped::Dropped,
     group::{GROUPS, Group},
     lives::Change,
     policy::NodePolicy,
@@ -223,9 +224,10 @@ impl TorusNic {
     /// Resets the whole function.
     fn reset_function(&mut self, context: &mut Context<'_>) {
         let mut ports = context.ports();
-        self.router.reset(&mut ports);
+        let mut dropped = Dropped::new(&mut ports, &self.site);
+        self.router.reset(&mut dropped);
         for group in &mut self.groups {
-            group.power_on(&self.site, &mut ports);
+            group.power_on(&self.site, &mut dropped);
         }
         if let Some(memory) = &self.shared {
             // The memory has its full size, so this does not fail.
@@ -233,7 +235,6 @@ impl TorusNic {
         }
 
         self.hint_cutoffs = self.default_cutoffs();
-        self.site.lives.forget_packets();
         for core in 0..CORES {
             if self.groups[usize::from(core)].memory.is_some() {
                 self.change_life(context, core, Change::Restarts);

@@ -168,14 +168,6 @@ impl Lives {
         entry.shown.store(entry.life.load(Ordering::Relaxed), Ordering::Relaxed);
         self.changes.fetch_add(1, Ordering::Relaxed);
     }
-
-    /// Forgets the packets in flight of all cores. A reset of a node has dropped some of them.
-    pub(crate) fn forget_packets(&self) {
-        for entry in self.entries.iter() {
-            entry.in_flight.store(0, Ordering::Relaxed);
-            entry.former_in_flight.store(0, Ordering::Relaxed);
-        }
-    }
 }
 
 /// Returns the life after a change. It is never 0.
