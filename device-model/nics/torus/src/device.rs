@@ -70,7 +70,8 @@ pub struct TorusNic {
     pub(crate) site: Site,
     pub(crate) groups: [Group; GROUPS],
     router: Router<NodePolicy>,
-    /// Times at which the lives of the cores are shown at the latest.
+    /// Times at which the lives of the cores are shown at the latest. They count from the first
+    /// change that was not shown.
     show_by: [Nanos; GROUPS],
     /// The memory that the cores share, while one of them has a client.
     shared: Option<SharedMemory>,
@@ -176,8 +177,11 @@ impl TorusNic {
 
     /// Advances the life of a core.
     fn change_life(&mut self, context: &mut Context<'_>, core: u16, change: Change) {
+        // Clients that end again and again must not put off the time at which the first end shows.
+        if self.site.lives.is_shown(self.site.node, core) {
+            self.show_by[usize::from(core)] = context.now().after(MAX_LINGER);
+        }
         self.site.lives.change(self.site.node, core, change);
-        self.show_by[usize::from(core)] = context.now().after(MAX_LINGER);
         context.wake_at(Nanos::ZERO);
     }
 

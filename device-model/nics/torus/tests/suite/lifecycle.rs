@@ -294,3 +294,18 @@ fn a_reset_of_the_destination_ends_the_wait_for_its_packets() {
     rig.run();
     assert_eq!(rig.life(&watcher, 0, 0), 2);
 }
+
+#[test]
+fn restarts_do_not_put_off_the_moment_at_which_an_end_is_shown() {
+    let mut rig = Rig::torus([4, 1, 1]);
+    let (_receiver, watcher) = end_behind_a_full_fifo(&mut rig);
+    for _ in 0..10 {
+        let successor = rig.core(0, 0);
+        rig.machine.advance(300_000_000);
+        rig.run();
+        successor.id.detach(&mut rig.machine);
+        rig.machine.advance(300_000_000);
+        rig.run();
+    }
+    assert_ne!(rig.life(&watcher, 0, 0), 1);
+}
