@@ -82,7 +82,8 @@ pub struct TorusNic {
 }
 
 impl TorusNic {
-    /// Builds the torus side of a node in the state of power-on.
+    /// Builds the torus side of a node in the state of power-on. A second one of the same node
+    /// belongs to another machine than the first.
     ///
     /// # Errors
     /// [`NetworkError::NoNode`].

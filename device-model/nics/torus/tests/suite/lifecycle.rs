@@ -4,6 +4,8 @@ use std::sync::atomic::Ordering;
 
 use nicforge_hwi::torus::{mirror, presence, reg, shared};
 
+use nicforge_torus::{Network, Options};
+
 use crate::common::{Rig, payload};
 
 #[test]
@@ -20,6 +22,20 @@ fn lives_show_who_has_software() {
     assert!(!presence::is_up(rig.life(&watcher, 1, 0)) && changes(&mut rig) != before);
     let client = rig.core(1, 0);
     assert_eq!((rig.life(&watcher, 1, 0), client.mirrored(mirror::LIFE)), (3, 3));
+}
+
+#[test]
+fn each_machine_of_a_network_has_lives_of_its_own() {
+    let network = Network::new([2, 1, 1], [true; 3], Options::default()).unwrap();
+    let (mut first, mut second) = (Rig::of(network.clone()), Rig::of(network));
+    let client = first.core(0, 0);
+    assert_eq!((first.life(&client, 0, 0), client.mirrored(mirror::LIFE)), (1, 1));
+
+    let watcher = second.core(1, 0);
+    assert_eq!(second.life(&watcher, 0, 0), 0);
+    let client = second.core(0, 0);
+    assert_eq!((second.life(&watcher, 0, 0), client.mirrored(mirror::LIFE)), (1, 1));
+    assert_eq!(second.life(&watcher, 1, 0), 1);
 }
 
 #[test]
