@@ -50,7 +50,8 @@ pub(crate) struct ClearedErrors {
 struct Counts {
     sent: u64,
     received: u64,
-    /// Packets whose receiver was gone, and those of ended clients that found no place.
+    /// Packets whose receiver was gone, and those of ended clients that found no place or whose
+    /// client's life was not shown.
     discarded: u64,
     /// Steps in which a packet waited because its reception FIFO was full.
     reception_full: u64,

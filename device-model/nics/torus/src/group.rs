@@ -202,12 +202,17 @@ impl Group {
         }
     }
 
-    /// Closes the group when its client ends. Packets in its injection FIFOs are still sent.
-    /// Returns the number of those that are dropped.
+    /// Closes the group when its client ends. Packets in its injection FIFOs are still sent, unless
+    /// its life was not shown: nobody could then tell them from those of the life that is. Returns
+    /// the number of those that are dropped.
     pub(crate) fn close(&mut self, site: &Site, ports: &mut Ports<'_>) -> u32 {
         let Some(memory) = self.memory.take() else { return 0 };
+        let is_shown = site.lives.is_shown(site.node, self.core);
         let fifos = self.injection.iter_mut().zip(&memory.injection);
-        let dropped = fifos.map(|(fifo, ring)| fifo.keep_leftovers(ring, site, ports)).sum();
+        let dropped = fifos.map(|(fifo, ring)| {
+            if is_shown { fifo.keep_leftovers(ring, site, ports) } else { fifo.drop_packets(ring) }
+        });
+        let dropped = dropped.sum();
         self.restart();
         dropped
     }

@@ -237,6 +237,17 @@ impl InjectionFifo {
         self.restart();
         dropped
     }
+
+    /// Drops the packets that are left in the memory of a client that ends. Returns their number.
+    pub(crate) fn drop_packets(&mut self, ring: &Ring) -> u32 {
+        let mut dropped = 0;
+        while let Some(header) = self.first(ring) {
+            self.head = self.head.wrapping_add(header.chunks());
+            dropped += 1;
+        }
+        self.restart();
+        dropped
+    }
 }
 
 /// The outcome of [`InjectionFifo::take_first`].

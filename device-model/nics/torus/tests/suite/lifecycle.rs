@@ -325,3 +325,22 @@ fn restarts_do_not_put_off_the_moment_at_which_an_end_is_shown() {
     }
     assert_ne!(rig.life(&watcher, 0, 0), 1);
 }
+
+#[test]
+fn packets_of_a_life_that_was_never_shown_are_dropped_at_its_end() {
+    let mut rig = Rig::torus([4, 1, 1]);
+    let (_receiver, watcher) = end_behind_a_full_fifo(&mut rig);
+    let mut successor = rig.core(0, 0);
+    let (to_watcher, discarded) = (rig.to(2), rig.counter(0, "discarded"));
+    for fifo in [1, 1, 2] {
+        assert!(rig.try_send(&mut successor, fifo, to_watcher, &payload(5, 1)));
+    }
+    successor.id.detach(&mut rig.machine);
+    rig.run();
+    assert_eq!((rig.life(&watcher, 0, 0), watcher.receive()), (1, None));
+    assert_eq!(rig.counter(0, "discarded"), discarded + 3);
+
+    rig.machine.advance(1_000_000_000);
+    rig.run();
+    assert_eq!((rig.life(&watcher, 0, 0), watcher.receive()), (4, None));
+}
