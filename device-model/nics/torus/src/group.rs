@@ -398,7 +398,9 @@ impl Group {
         }
         let conditions = self.conditions();
         let due = self.interrupts.enabled.among(conditions & !self.interrupts.holding);
-        self.interrupts.holding = conditions;
+        // An error that was reported is over. The next one is a new condition, although no step may
+        // have come in between.
+        self.interrupts.holding = conditions & !(1 << vector::ERROR);
         if due >> vector::ERROR & 1 == 1 {
             self.interrupts.is_error_unreported = false;
         }
