@@ -105,10 +105,15 @@ impl TorusNic {
     }
 
     /// Returns the hint cut-offs at power-on. On a ring, ways of more than half of it are the
-    /// longer ones. On a mesh, no way up turns, and none down.
+    /// longer ones. On a mesh, no way up turns, and none down: the cut-off is its length, or the
+    /// most that the register can hold.
     fn default_cutoffs(&self) -> [u32; 2] {
-        let halves = self.site.last().map(|last| last / 2 + 1);
-        [Site::pack(halves); 2]
+        let mut cutoffs = self.site.last();
+        for (dimension, cutoff) in cutoffs.iter_mut().enumerate() {
+            let is_ring = self.site.wraps() >> dimension & 1 == 1;
+            *cutoff = if is_ring { *cutoff / 2 + 1 } else { cutoff.saturating_add(1) };
+        }
+        [Site::pack(cutoffs); 2]
     }
 
     /// Returns the number of errors of clients since power-on: wrong headers, tails and heads, and

@@ -87,3 +87,20 @@ fn error_counters_are_cleared_by_a_write_of_the_kernel() {
     assert_eq!(control(&mut rig, kernel, number), 0);
     assert_eq!(rig.counter(0, "errors"), 1);
 }
+
+#[test]
+fn hints_turn_beyond_half_of_a_ring_and_never_on_a_mesh() {
+    let cases = [
+        ([4, 3, 2], [true, false, true], 0x0203_0100),
+        ([5, 4, 1], [false, true, false], 0x0502_0100),
+        // A register has eight bits for a dimension.
+        ([256, 1, 1], [false; 3], 0xff01_0100),
+    ];
+    for (lengths, wraps, cutoffs) in cases {
+        let mut rig = Rig::with(lengths, wraps, Options::default());
+        let client = rig.core(0, 0);
+        for number in [dcr::CTRL_HINT_PLUS, dcr::CTRL_HINT_MINUS] {
+            assert_eq!(control(&mut rig, client.id, number), cutoffs, "{lengths:?} {wraps:?}");
+        }
+    }
+}
