@@ -26,7 +26,7 @@ use crate::{
     group::{GROUPS, Group},
     lives::Change,
     policy::NodePolicy,
-    registers::group_of,
+    registers::{group_of, retransmissions},
 };
 
 /// PCI class code: network controller, other, without a programming interface.
@@ -245,6 +245,10 @@ impl TorusNic {
             let _ = memory.zero(0, shared::SIZE);
         }
 
+        for (port, cleared) in (0..).zip(&mut self.cleared.retries) {
+            *cleared = retransmissions(&ports, port);
+        }
+        self.cleared.of_clients = self.client_errors();
         self.hint_cutoffs = self.default_cutoffs();
         for core in 0..CORES {
             if self.groups[usize::from(core)].memory.is_some() {

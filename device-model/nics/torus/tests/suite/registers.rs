@@ -104,3 +104,22 @@ fn hints_turn_beyond_half_of_a_ring_and_never_on_a_mesh() {
         }
     }
 }
+
+#[test]
+fn a_reset_of_the_function_clears_error_counters() {
+    let mut rig = Rig::torus([2, 1, 1]);
+    let mut client = rig.core(0, 0);
+    let kernel = rig.kernel(0);
+    let nowhere = nicforge_hwi::torus::PacketHeader::to([0, 1, 0], 0);
+    rig.send(&mut client, nowhere, &payload(1, 2));
+    assert_eq!(control(&mut rig, kernel, dcr::RE_BADHDR_FULLFIFO), 1);
+
+    rig.machine.reset_function(rig.functions[0]).unwrap();
+    rig.run();
+    assert_eq!(control(&mut rig, kernel, dcr::RE_BADHDR_FULLFIFO), 0);
+    assert_eq!(rig.counter(0, "errors"), 1);
+    // The register counts on from there.
+    client.id.write32(&mut rig.machine, 0, reg::INJECTION_TAIL, 33);
+    rig.run();
+    assert_eq!(control(&mut rig, kernel, dcr::RE_BADHDR_FULLFIFO), 1);
+}
