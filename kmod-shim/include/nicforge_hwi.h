@@ -2882,15 +2882,6 @@ struct nicforge_torus_status {
 
 /* ---- torus_dcr ---- */
 /*
- * Resets units, a bit for each; write-only: DCR_TS_CTRL_RESET. Other
- * bits than these have no effect.
- */
-#define NICFORGE_TORUS_DCR_CTRL_RESET 0x00
-/* Bit of CTRL_RESET: the injection units, whose FIFOs are emptied. */
-#define NICFORGE_TORUS_DCR_RESET_INJECTION (1ULL << 29)
-/* Bit of CTRL_RESET: the reception units, whose FIFOs are emptied. */
-#define NICFORGE_TORUS_DCR_RESET_RECEPTION (1ULL << 28)
-/*
  * The last coordinates of the machine: X in bits 31..24, Y in 23..16, Z
  * in 15..8; read-only: DCR_TS_CTRL_NODES.
  */

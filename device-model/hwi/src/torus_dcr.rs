@@ -2,17 +2,10 @@
 //!
 //! Numbers, names and bits are those of the public header `bl_torus.h`, where they follow
 //! `DCR_TORUS`. Registers of the links' electrical side and of memory errors are left out: no event
-//! of the model would set them. All registers have 32 bits, at [`crate::torus::reg::DCR`] plus 4
-//! times the number. Each attachment can read them, and [`crate::torus::KERNEL`] can write those
-//! that are read-write.
+//! of the model would set them. So is the register that resets units: the function's reset does
+//! that. All registers have 32 bits, at [`crate::torus::reg::DCR`] plus 4 times the number. Each
+//! attachment can read them, and [`crate::torus::KERNEL`] can write those that are read-write.
 
-/// Resets units, a bit for each; write-only: `DCR_TS_CTRL_RESET`. Other bits than these have no
-/// effect.
-pub const CTRL_RESET: u32 = 0x00;
-/// Bit of [`CTRL_RESET`]: the injection units, whose FIFOs are emptied.
-pub const RESET_INJECTION: u32 = 1 << 29;
-/// Bit of [`CTRL_RESET`]: the reception units, whose FIFOs are emptied.
-pub const RESET_RECEPTION: u32 = 1 << 28;
 /// The last coordinates of the machine: X in bits 31..24, Y in 23..16, Z in 15..8; read-only:
 /// `DCR_TS_CTRL_NODES`.
 pub const CTRL_NODES: u32 = 0x01;

@@ -12,7 +12,7 @@ use nicforge_network::{
 use thiserror::Error;
 
 use crate::{
-    lives::Lives,
+    lives::{Lives, SharedLives},
     policy::{self, NodePolicy},
 };
 
@@ -90,13 +90,16 @@ pub enum NetworkError {
 }
 
 /// A torus of nodes: its shape, its routes, and what its devices share.
+///
+/// Several machines can have devices of one network. A machine has one device of each node, so that
+/// the second device that is made of a node begins the next machine.
 #[derive(Clone, Debug)]
 pub struct Network {
     torus: Torus,
     options: Arc<Options>,
     policy: NodePolicy,
     plan: RouterPlan,
-    lives: Lives,
+    lives: Arc<SharedLives>,
 }
 
 impl Network {
@@ -133,7 +136,7 @@ impl Network {
             torus,
             policy: NodePolicy::new(&torus)?,
             plan: RouterPlan::new(&policy::router_spec(&options))?,
-            lives: Lives::new(torus.nodes()),
+            lives: Arc::new(SharedLives::new(torus.nodes())),
             options: Arc::new(options),
         })
     }
@@ -173,7 +176,7 @@ impl Network {
             torus: self.torus,
             policy: self.policy.at(node)?,
             plan: self.plan.clone(),
-            lives: self.lives.clone(),
+            lives: self.lives.of_node(node),
         })
     }
 }

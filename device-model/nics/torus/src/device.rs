@@ -22,10 +22,11 @@ use nicforge_shm::SharedMemory;
 
 use crate::{
     config::{Network, NetworkError, Site},
+    dropped::Dropped,
     group::{GROUPS, Group},
     lives::Change,
     policy::NodePolicy,
-    registers::group_of,
+    registers::{group_of, retransmissions},
 };
 
 /// PCI class code: network controller, other, without a programming interface.
@@ -49,7 +50,8 @@ pub(crate) struct ClearedErrors {
 struct Counts {
     sent: u64,
     received: u64,
-    /// Packets whose receiver was gone, and those of ended clients that found no place.
+    /// Packets whose receiver was gone, and those of ended clients that found no place or whose
+    /// client's life was not shown.
     discarded: u64,
     /// Steps in which a packet waited because its reception FIFO was full.
     reception_full: u64,
@@ -69,7 +71,8 @@ pub struct TorusNic {
     pub(crate) site: Site,
     pub(crate) groups: [Group; GROUPS],
     router: Router<NodePolicy>,
-    /// Times at which the lives of the cores are shown at the latest.
+    /// Times at which the lives of the cores are shown at the latest. They count from the first
+    /// change that was not shown.
     show_by: [Nanos; GROUPS],
     /// The memory that the cores share, while one of them has a client.
     shared: Option<SharedMemory>,
@@ -80,7 +83,8 @@ pub struct TorusNic {
 }
 
 impl TorusNic {
-    /// Builds the torus side of a node in the state of power-on.
+    /// Builds the torus side of a node in the state of power-on. A second one of the same node
+    /// belongs to another machine than the first.
     ///
     /// # Errors
     /// [`NetworkError::NoNode`].
@@ -101,10 +105,15 @@ impl TorusNic {
     }
 
     /// Returns the hint cut-offs at power-on. On a ring, ways of more than half of it are the
-    /// longer ones. On a mesh, no way up turns, and none down.
+    /// longer ones. On a mesh, no way up turns, and none down: the cut-off is its length, or the
+    /// most that the register can hold.
     fn default_cutoffs(&self) -> [u32; 2] {
-        let halves = self.site.last().map(|last| last / 2 + 1);
-        [Site::pack(halves); 2]
+        let mut cutoffs = self.site.last();
+        for (dimension, cutoff) in cutoffs.iter_mut().enumerate() {
+            let is_ring = self.site.wraps() >> dimension & 1 == 1;
+            *cutoff = if is_ring { *cutoff / 2 + 1 } else { cutoff.saturating_add(1) };
+        }
+        [Site::pack(cutoffs); 2]
     }
 
     /// Returns the number of errors of clients since power-on: wrong headers, tails and heads, and
@@ -175,8 +184,11 @@ impl TorusNic {
 
     /// Advances the life of a core.
     fn change_life(&mut self, context: &mut Context<'_>, core: u16, change: Change) {
+        // Clients that end again and again must not put off the time at which the first end shows.
+        if self.site.lives.is_shown(self.site.node, core) {
+            self.show_by[usize::from(core)] = context.now().after(MAX_LINGER);
+        }
         self.site.lives.change(self.site.node, core, change);
-        self.show_by[usize::from(core)] = context.now().after(MAX_LINGER);
         context.wake_at(Nanos::ZERO);
     }
 
@@ -223,17 +235,21 @@ impl TorusNic {
     /// Resets the whole function.
     fn reset_function(&mut self, context: &mut Context<'_>) {
         let mut ports = context.ports();
-        self.router.reset(&mut ports);
+        let mut dropped = Dropped::new(&mut ports, &self.site);
+        self.router.reset(&mut dropped);
         for group in &mut self.groups {
-            group.power_on(&self.site, &mut ports);
+            group.power_on(&self.site, &mut dropped);
         }
         if let Some(memory) = &self.shared {
             // The memory has its full size, so this does not fail.
             let _ = memory.zero(0, shared::SIZE);
         }
 
+        for (port, cleared) in (0..).zip(&mut self.cleared.retries) {
+            *cleared = retransmissions(&ports, port);
+        }
+        self.cleared.of_clients = self.client_errors();
         self.hint_cutoffs = self.default_cutoffs();
-        self.site.lives.forget_packets();
         for core in 0..CORES {
             if self.groups[usize::from(core)].memory.is_some() {
                 self.change_life(context, core, Change::Restarts);

@@ -136,6 +136,8 @@ fn add_network(
 
 #[cfg(test)]
 mod tests {
+    use nicforge_hwi::torus::reg;
+    use nicforge_test_kit::{Client, Testbed};
     use toml::de::DeTable;
 
     use super::*;
@@ -156,6 +158,19 @@ mod tests {
         let open = plan("torus = [4, 3, 2]\nwrap = [false, false, false]\n").unwrap();
         assert_eq!(open.links().len(), 18 + 16 + 12);
         assert_eq!(plan("torus = [1]\n").unwrap().links().len(), 0);
+    }
+
+    #[test]
+    fn machines_of_one_plan_have_lives_of_their_own() {
+        let plan = plan("torus = [2]\n").unwrap();
+        let attached = [(), ()].map(|()| {
+            let mut machine = Testbed::new();
+            let sources = plan.functions().iter().map(|function| function.source.make().unwrap());
+            let functions: Vec<_> =
+                sources.map(|device| machine.add_function("node", device).unwrap()).collect();
+            Client::attach(&mut machine, functions[0], AttachmentId(0)).read32(&mut machine, 0, reg::PRESENCE)
+        });
+        assert_eq!(attached, [1, 1]);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use zerocopy::FromBytes;
 
 use crate::{
     config::Site,
+    dropped::Dropped,
     injection::{Injected, InjectionFifo},
     lives::Sender,
     policy::NodePolicy,
@@ -201,19 +202,24 @@ impl Group {
         }
     }
 
-    /// Closes the group when its client ends. Packets in its injection FIFOs are still sent.
-    /// Returns the number of those that are dropped.
+    /// Closes the group when its client ends. Packets in its injection FIFOs are still sent, unless
+    /// its life was not shown: nobody could then tell them from those of the life that is. Returns
+    /// the number of those that are dropped.
     pub(crate) fn close(&mut self, site: &Site, ports: &mut Ports<'_>) -> u32 {
         let Some(memory) = self.memory.take() else { return 0 };
+        let is_shown = site.lives.is_shown(site.node, self.core);
         let fifos = self.injection.iter_mut().zip(&memory.injection);
-        let dropped = fifos.map(|(fifo, ring)| fifo.keep_leftovers(ring, site, ports)).sum();
+        let dropped = fifos.map(|(fifo, ring)| {
+            if is_shown { fifo.keep_leftovers(ring, site, ports) } else { fifo.drop_packets(ring) }
+        });
+        let dropped = dropped.sum();
         self.restart();
         dropped
     }
 
     /// Returns to the state of power-on, for a reset of the function.
-    pub(crate) fn power_on(&mut self, site: &Site, ports: &mut Ports<'_>) {
-        self.injection.iter_mut().for_each(|fifo| fifo.clear(ports));
+    pub(crate) fn power_on(&mut self, site: &Site, dropped: &mut Dropped<'_, '_>) {
+        self.injection.iter_mut().for_each(|fifo| fifo.clear(dropped));
         self.watermarks = 0;
         self.reset(site);
     }
@@ -324,7 +330,7 @@ impl Group {
             }
 
             // A copy of a deposit packet is not its end.
-            if arrived.header.destination() == site.place {
+            if !arrived.is_copy_at(site) {
                 site.lives.count_arrival(arrived.sender);
             }
             if let Some(packet) = router.take(router_fifo, ports.now()) {
@@ -392,7 +398,9 @@ impl Group {
         }
         let conditions = self.conditions();
         let due = self.interrupts.enabled.among(conditions & !self.interrupts.holding);
-        self.interrupts.holding = conditions;
+        // An error that was reported is over. The next one is a new condition, although no step may
+        // have come in between.
+        self.interrupts.holding = conditions & !(1 << vector::ERROR);
         if due >> vector::ERROR & 1 == 1 {
             self.interrupts.is_error_unreported = false;
         }
@@ -412,11 +420,11 @@ impl Group {
     }
 }
 
-/// A packet of a reception FIFO of the router.
+/// A packet of a FIFO of the router.
 #[derive(Clone, Copy)]
-struct Arrived<'a> {
+pub(crate) struct Arrived<'a> {
     header: PacketHeader,
-    sender: Sender,
+    pub(crate) sender: Sender,
     /// The packet as its receiver sees it.
     bytes: &'a [u8],
 }
@@ -424,10 +432,17 @@ struct Arrived<'a> {
 impl<'a> Arrived<'a> {
     /// Returns the parts of a packet.
     #[inline]
-    fn of(packet: &'a Packet) -> Option<Self> {
+    pub(crate) fn of(packet: &'a Packet) -> Option<Self> {
         let (bytes, trailer) = packet.bytes().split_last_chunk::<TRAILER>()?;
         let (header, _) = PacketHeader::read_from_prefix(bytes).ok()?;
         Some(Self { header, sender: Sender::of_trailer(*trailer), bytes })
+    }
+
+    /// Returns whether a packet in a FIFO of this node is the copy that a deposit packet leaves
+    /// there on its way: it comes from another node, and goes to another.
+    #[inline]
+    pub(crate) fn is_copy_at(&self, site: &Site) -> bool {
+        self.header.destination() != site.place && self.sender.node != site.node
     }
 
     /// Returns whether the packet is for a core of this life.

@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 
 use nicforge_core::fabric::{Packet, Ports};
 use nicforge_hwi::torus::{CHUNK, FIFO_CHUNKS, INJECTION_FIFOS, PRIORITY_INJECTION, PacketHeader, TRAILER};
-use nicforge_network::router::Router;
+use nicforge_network::router::{Links, Router};
 
 use crate::{
     config::Site,
+    dropped::Dropped,
     policy::{NodePolicy, RouteWord},
     ring::Ring,
     route::{RouteError, route_word},
@@ -75,11 +76,11 @@ impl InjectionFifo {
     }
 
     /// Returns to the state of power-on.
-    pub(crate) fn clear(&mut self, ports: &mut Ports<'_>) {
+    pub(crate) fn clear(&mut self, dropped: &mut Dropped<'_, '_>) {
         self.restart();
         self.checksum = 0;
         for packet in self.leftovers.drain(..) {
-            ports.recycle(packet);
+            dropped.recycle(packet);
         }
     }
 
@@ -232,6 +233,17 @@ impl InjectionFifo {
                     dropped += 1;
                 }
             }
+        }
+        self.restart();
+        dropped
+    }
+
+    /// Drops the packets that are left in the memory of a client that ends. Returns their number.
+    pub(crate) fn drop_packets(&mut self, ring: &Ring) -> u32 {
+        let mut dropped = 0;
+        while let Some(header) = self.first(ring) {
+            self.head = self.head.wrapping_add(header.chunks());
+            dropped += 1;
         }
         self.restart();
         dropped

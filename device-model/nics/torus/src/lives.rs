@@ -11,12 +11,15 @@
 //! that takes nothing shows the change all the same. Until it is shown, the new life sends nothing.
 //!
 //! In: clients that come and go, packets that leave and arrive. Out: lives. May touch: a table that
-//! the devices of a network share. Devices of one machine run on one thread, so the order of its
-//! accesses is that of the calls.
+//! the devices of a network in one machine share. They run on one thread, so the order of its
+//! accesses is that of the calls. A lock is taken only while devices are made.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU16, AtomicU32, Ordering},
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU16, AtomicU32, Ordering},
+    },
 };
 
 use nicforge_hwi::torus::{CORES, TRAILER, presence};
@@ -83,7 +86,7 @@ impl Entry {
     }
 }
 
-/// The lives of all cores.
+/// The lives of all cores of a network in one machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Lives {
     /// [`CORES`] for each node.
@@ -168,13 +171,41 @@ impl Lives {
         entry.shown.store(entry.life.load(Ordering::Relaxed), Ordering::Relaxed);
         self.changes.fetch_add(1, Ordering::Relaxed);
     }
+}
 
-    /// Forgets the packets in flight of all cores. A reset of a node has dropped some of them.
-    pub(crate) fn forget_packets(&self) {
-        for entry in self.entries.iter() {
-            entry.in_flight.store(0, Ordering::Relaxed);
-            entry.former_in_flight.store(0, Ordering::Relaxed);
+/// The tables of a network: one for each machine that is built of its plan.
+///
+/// A plan can be built several times, and each machine has a table of its own. A machine has one
+/// device of each node. A second device of a node therefore belongs to the next machine.
+#[derive(Debug)]
+pub(crate) struct SharedLives {
+    /// Number of nodes.
+    nodes: u32,
+    current: Mutex<CurrentTable>,
+}
+
+/// The table of the machine that is being built.
+#[derive(Debug)]
+struct CurrentTable {
+    lives: Lives,
+    /// Nodes whose devices have the table.
+    nodes: BTreeSet<u32>,
+}
+
+impl SharedLives {
+    /// Returns the tables of a network of this many nodes.
+    pub(crate) fn new(nodes: u32) -> Self {
+        let current = CurrentTable { lives: Lives::new(nodes), nodes: BTreeSet::new() };
+        Self { nodes, current: Mutex::new(current) }
+    }
+
+    /// Returns the table for the device of a node.
+    pub(crate) fn of_node(&self, node: u32) -> Lives {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if !current.nodes.insert(node) {
+            *current = CurrentTable { lives: Lives::new(self.nodes), nodes: BTreeSet::from([node]) };
         }
+        current.lives.clone()
     }
 }
 

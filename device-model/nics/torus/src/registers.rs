@@ -222,7 +222,7 @@ impl TorusNic {
 }
 
 /// Returns the number of packets that the sender at a port has repeated, modulo 2^32.
-fn retransmissions(ports: &Ports<'_>, port: u8) -> u32 {
+pub(crate) fn retransmissions(ports: &Ports<'_>, port: u8) -> u32 {
     (0..CHANNELS).map(|vc| ports.sent(port, vc).retransmissions).sum::<u64>() as u32
 }
 

@@ -29,7 +29,11 @@ impl Rig {
 
     /// Builds a torus.
     pub(crate) fn with(lengths: [u32; 3], wraps: [bool; 3], options: Options) -> Self {
-        let network = Network::new(lengths, wraps, options).unwrap();
+        Self::of(Network::new(lengths, wraps, options).unwrap())
+    }
+
+    /// Builds a machine with all nodes of a network.
+    pub(crate) fn of(network: Network) -> Self {
         let mut machine = Testbed::new();
 
         let functions: Vec<_> = (0..network.nodes())

@@ -1,7 +1,7 @@
 //! Interrupts and watermarks.
 
 use nicforge_hwi::{
-    torus::{reg, vector},
+    torus::{mirror, reg, vector},
     torus_dcr as dcr,
 };
 
@@ -65,4 +65,23 @@ fn errors_interrupt() {
         rig.send(&mut client, nowhere, &payload(1, 1));
         assert_eq!(counts[usize::from(vector::ERROR)].get(), errors);
     }
+}
+
+#[test]
+fn errors_that_follow_each_other_at_once_interrupt_each() {
+    let mut rig = Rig::torus([2, 1, 1]);
+    let client = rig.core(0, 0);
+    let counts = client.id.bind_msix(&mut rig.machine);
+    let errors = &counts[usize::from(vector::ERROR)];
+    client.id.write32(&mut rig.machine, 0, reg::INTERRUPT_ENABLE, 1 << vector::ERROR);
+
+    // Nothing but the reads' own end examines the conditions between them.
+    for _ in 0..2 {
+        assert_eq!(client.id.read::<16>(&mut rig.machine, 0, reg::R0), [0xff; 16]);
+    }
+    assert_eq!(errors.get(), 2);
+    rig.run();
+    client.id.write32(&mut rig.machine, 0, reg::INJECTION_TAIL, 33);
+    rig.run();
+    assert_eq!((errors.get(), client.mirrored(mirror::ERRORS)), (3, 3));
 }

@@ -4,6 +4,8 @@ use std::sync::atomic::Ordering;
 
 use nicforge_hwi::torus::{mirror, presence, reg, shared};
 
+use nicforge_torus::{Network, Options};
+
 use crate::common::{Rig, payload};
 
 #[test]
@@ -20,6 +22,20 @@ fn lives_show_who_has_software() {
     assert!(!presence::is_up(rig.life(&watcher, 1, 0)) && changes(&mut rig) != before);
     let client = rig.core(1, 0);
     assert_eq!((rig.life(&watcher, 1, 0), client.mirrored(mirror::LIFE)), (3, 3));
+}
+
+#[test]
+fn each_machine_of_a_network_has_lives_of_its_own() {
+    let network = Network::new([2, 1, 1], [true; 3], Options::default()).unwrap();
+    let (mut first, mut second) = (Rig::of(network.clone()), Rig::of(network));
+    let client = first.core(0, 0);
+    assert_eq!((first.life(&client, 0, 0), client.mirrored(mirror::LIFE)), (1, 1));
+
+    let watcher = second.core(1, 0);
+    assert_eq!(second.life(&watcher, 0, 0), 0);
+    let client = second.core(0, 0);
+    assert_eq!((second.life(&watcher, 0, 0), client.mirrored(mirror::LIFE)), (1, 1));
+    assert_eq!(second.life(&watcher, 1, 0), 1);
 }
 
 #[test]
@@ -211,4 +227,120 @@ fn an_end_is_shown_after_a_second_if_a_receiver_takes_nothing() {
     rig.machine.advance(1_000_000_000);
     rig.run();
     assert_eq!(rig.life(&watcher, 0, 0), 2);
+}
+
+/// Takes what is in the reception FIFOs of a client until nothing more arrives.
+fn take_everything(rig: &mut Rig, receiver: &crate::common::Client) {
+    loop {
+        receiver.id.write32(&mut rig.machine, 0, reg::HEADS_MOVED, 0);
+        rig.run();
+        if receiver.receive_all().is_empty() {
+            break;
+        }
+    }
+}
+
+#[test]
+fn a_reset_of_another_node_shows_no_end_too_early() {
+    let mut rig = Rig::torus([4, 1, 1]);
+    let (mut sender, receiver, watcher) = (rig.core(0, 0), rig.core(1, 0), rig.core(2, 0));
+    let header = rig.to(1).deterministic();
+    // Four of them fill the memory. The fifth is on its way until the receiver takes one.
+    for seed in 0..5 {
+        rig.send(&mut sender, header, &payload(seed, 8));
+    }
+    rig.machine.reset_function(rig.functions[3]).unwrap();
+    rig.run();
+
+    sender.id.detach(&mut rig.machine);
+    rig.run();
+    assert_eq!(rig.life(&watcher, 0, 0), 1);
+    take_everything(&mut rig, &receiver);
+    assert_eq!(rig.life(&watcher, 0, 0), 2);
+}
+
+#[test]
+fn a_reset_counts_the_packets_that_it_drops_and_no_others() {
+    let mut rig = Rig::torus([4, 1, 1]);
+    let (receiver, watcher) = end_behind_a_full_fifo(&mut rig);
+
+    // The reset drops what the sender had left on its node. Links keep their packets.
+    rig.machine.reset_function(rig.functions[0]).unwrap();
+    rig.run();
+    assert_eq!(rig.life(&watcher, 0, 0), 1);
+    rig.machine.reset_function(rig.functions[1]).unwrap();
+    rig.run();
+    take_everything(&mut rig, &receiver);
+    assert_eq!(rig.life(&watcher, 0, 0), 2);
+}
+
+#[test]
+fn a_reset_does_not_count_copies_of_deposit_packets() {
+    let mut rig = Rig::torus([5, 1, 1]);
+    let mut clients = rig.all_cores();
+    let header = rig.to(2).deposit();
+    // The fifth packet waits at its destination, and its copy at node 1.
+    for seed in 0..5 {
+        rig.send(&mut clients[0], header, &payload(seed, 8));
+    }
+    rig.machine.reset_function(rig.functions[1]).unwrap();
+    rig.run();
+
+    let sender = clients.remove(0);
+    sender.id.detach(&mut rig.machine);
+    rig.run();
+    let [_, destination, watcher, _] = &clients[..] else { panic!("one client for each node") };
+    assert_eq!(rig.life(watcher, 0, 0), 1);
+    take_everything(&mut rig, destination);
+    assert_eq!(rig.life(watcher, 0, 0), 2);
+}
+
+#[test]
+fn a_reset_of_the_destination_ends_the_wait_for_its_packets() {
+    let mut rig = Rig::torus([4, 1, 1]);
+    let (mut sender, _receiver, watcher) = (rig.core(0, 0), rig.core(1, 0), rig.core(2, 0));
+    let header = rig.to(1).deterministic();
+    for seed in 0..5 {
+        rig.send(&mut sender, header, &payload(seed, 8));
+    }
+    sender.id.detach(&mut rig.machine);
+    rig.run();
+    assert_eq!(rig.life(&watcher, 0, 0), 1);
+    rig.machine.reset_function(rig.functions[1]).unwrap();
+    rig.run();
+    assert_eq!(rig.life(&watcher, 0, 0), 2);
+}
+
+#[test]
+fn restarts_do_not_put_off_the_moment_at_which_an_end_is_shown() {
+    let mut rig = Rig::torus([4, 1, 1]);
+    let (_receiver, watcher) = end_behind_a_full_fifo(&mut rig);
+    for _ in 0..10 {
+        let successor = rig.core(0, 0);
+        rig.machine.advance(300_000_000);
+        rig.run();
+        successor.id.detach(&mut rig.machine);
+        rig.machine.advance(300_000_000);
+        rig.run();
+    }
+    assert_ne!(rig.life(&watcher, 0, 0), 1);
+}
+
+#[test]
+fn packets_of_a_life_that_was_never_shown_are_dropped_at_its_end() {
+    let mut rig = Rig::torus([4, 1, 1]);
+    let (_receiver, watcher) = end_behind_a_full_fifo(&mut rig);
+    let mut successor = rig.core(0, 0);
+    let (to_watcher, discarded) = (rig.to(2), rig.counter(0, "discarded"));
+    for fifo in [1, 1, 2] {
+        assert!(rig.try_send(&mut successor, fifo, to_watcher, &payload(5, 1)));
+    }
+    successor.id.detach(&mut rig.machine);
+    rig.run();
+    assert_eq!((rig.life(&watcher, 0, 0), watcher.receive()), (1, None));
+    assert_eq!(rig.counter(0, "discarded"), discarded + 3);
+
+    rig.machine.advance(1_000_000_000);
+    rig.run();
+    assert_eq!((rig.life(&watcher, 0, 0), watcher.receive()), (4, None));
 }

@@ -87,3 +87,39 @@ fn error_counters_are_cleared_by_a_write_of_the_kernel() {
     assert_eq!(control(&mut rig, kernel, number), 0);
     assert_eq!(rig.counter(0, "errors"), 1);
 }
+
+#[test]
+fn hints_turn_beyond_half_of_a_ring_and_never_on_a_mesh() {
+    let cases = [
+        ([4, 3, 2], [true, false, true], 0x0203_0100),
+        ([5, 4, 1], [false, true, false], 0x0502_0100),
+        // A register has eight bits for a dimension.
+        ([256, 1, 1], [false; 3], 0xff01_0100),
+    ];
+    for (lengths, wraps, cutoffs) in cases {
+        let mut rig = Rig::with(lengths, wraps, Options::default());
+        let client = rig.core(0, 0);
+        for number in [dcr::CTRL_HINT_PLUS, dcr::CTRL_HINT_MINUS] {
+            assert_eq!(control(&mut rig, client.id, number), cutoffs, "{lengths:?} {wraps:?}");
+        }
+    }
+}
+
+#[test]
+fn a_reset_of_the_function_clears_error_counters() {
+    let mut rig = Rig::torus([2, 1, 1]);
+    let mut client = rig.core(0, 0);
+    let kernel = rig.kernel(0);
+    let nowhere = nicforge_hwi::torus::PacketHeader::to([0, 1, 0], 0);
+    rig.send(&mut client, nowhere, &payload(1, 2));
+    assert_eq!(control(&mut rig, kernel, dcr::RE_BADHDR_FULLFIFO), 1);
+
+    rig.machine.reset_function(rig.functions[0]).unwrap();
+    rig.run();
+    assert_eq!(control(&mut rig, kernel, dcr::RE_BADHDR_FULLFIFO), 0);
+    assert_eq!(rig.counter(0, "errors"), 1);
+    // The register counts on from there.
+    client.id.write32(&mut rig.machine, 0, reg::INJECTION_TAIL, 33);
+    rig.run();
+    assert_eq!(control(&mut rig, kernel, dcr::RE_BADHDR_FULLFIFO), 1);
+}
