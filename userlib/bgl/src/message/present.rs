@@ -171,9 +171,10 @@ impl State {
         });
     }
 
-    /// Removes a message, and frees its places.
+    /// Removes a message, and frees its places with the packets in them.
     fn remove_receive(&mut self, number: u32) {
         let Some(message) = self.receives.remove(number) else { return };
+        self.free_stored(message.stored);
         let Some(connection) = self.connections.get_mut(message.connection) else { return };
         connection.incoming.free_places(message.places);
 
@@ -205,6 +206,13 @@ impl State {
             if let Some(connection) = self.connections.get_mut(message.connection) {
                 connection.incoming.update_oldest_due(oldest);
             }
+        }
+    }
+
+    /// Frees a list of packets in the pool.
+    fn free_stored(&mut self, mut stored: u32) {
+        while stored != NONE {
+            stored = self.pool.free(stored);
         }
     }
 
@@ -285,10 +293,7 @@ impl State {
             let Some(message) = self.receives.remove(number) else { return };
             number = message.next;
 
-            let mut stored = message.stored;
-            while stored != NONE {
-                stored = self.pool.free(stored);
-            }
+            self.free_stored(message.stored);
 
             let buffer = match message.target {
                 Target::Unknown | Target::Ended => continue,

@@ -7,9 +7,9 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::{
     Callbacks,
     connection::ConnectionIndex,
-    incoming::{Acknowledge, IncomingMessage, Malformed, read, read_announcement},
+    incoming::{Acknowledge, IncomingMessage, Malformed, Target, read, read_announcement},
     state::{Claim, State},
-    wire::{Acknowledgement, Control, Kind, MessageId, Oldest, SoftwareHeader, WINDOW},
+    wire::{Acknowledgement, Control, Kind, MessageId, Oldest, Protocol, SoftwareHeader, WINDOW},
 };
 use crate::packet::{PayloadReader, Verdict};
 
@@ -118,6 +118,9 @@ impl State {
         let announcement = read_announcement(packet, payload)?;
         let number = self.find_or_begin(index, packet.id)?;
         let message = self.receives.get_mut(number).ok_or(Malformed)?;
+        if matches!(message.target, Target::Ended) {
+            return Err(Malformed);
+        }
 
         let is_first = message.announcement.is_none();
         match (announcement, message.announcement) {
@@ -126,6 +129,9 @@ impl State {
                 return Err(Malformed);
             }
             (Some(new), Some(old)) if new != old => return Err(Malformed),
+            // The request is the only packet of a rendezvous that holds a place. A message that has
+            // ended would free the places of others, but not their memory.
+            (None, Some(old)) if old.protocol == Protocol::Rendezvous => return Err(Malformed),
             (Some(new), None) => message.announcement = Some(new),
             _ => {}
         }
