@@ -218,10 +218,9 @@ impl State {
 
     /// Makes a connection ready if it owes credit to the sender.
     pub(super) fn announce_credit(&mut self, index: ConnectionIndex) {
-        let is_due = self
-            .connections
-            .get(index)
-            .is_some_and(|connection| connection.incoming.is_credit_due || connection.incoming.is_oldest_due);
+        let is_due = self.connections.get(index).is_some_and(|connection| {
+            connection.incoming.is_credit_due() || connection.incoming.is_oldest_due
+        });
         if is_due {
             self.connections.make_ready(index);
         }
