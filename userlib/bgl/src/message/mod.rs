@@ -45,9 +45,10 @@
 //! for one reason only: the program has postponed the message, or it is in progress. Then its
 //! sender waits, and other connections go on.
 //!
-//! A program that postpones [`WINDOW`] messages of a sender must decide about one of them before
-//! the next one of that sender is presented. Message ids have a limit too: 16,384 messages may
-//! follow a message that is not complete.
+//! A postponed message holds a place for each of its unsolicited packets that has arrived. When the
+//! postponed messages of a sender hold [`WINDOW`] packets, the program must decide about one of
+//! them before that sender goes on. Message ids have a limit too: 16,384 messages may follow a
+//! message that is not complete.
 //!
 //! # Processes that end
 //! A connection belongs to one process of the peer, by the [life](nicforge_hwi::torus::presence) of
