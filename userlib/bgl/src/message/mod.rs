@@ -234,8 +234,8 @@ impl<D: PacketDevice> MessageLayer<D> {
 
     /// Takes the packets that have arrived.
     fn receive<C: Callbacks>(&mut self, callbacks: &mut C) -> Result<Reception, Error> {
-        // Bits of a life come back, so the answer about a claim holds for one call only.
-        self.state.stale = None;
+        // Bits of a life come back, so the answers about claims hold for one call only.
+        self.state.stale.clear();
 
         for _ in 0..=MAX_SETTLED {
             let state = &mut self.state;
@@ -271,6 +271,9 @@ impl<D: PacketDevice> MessageLayer<D> {
     /// It makes at least one slow access to the device, so it belongs to the path of a program that
     /// waits. [`MessageLayer::wait_until`] calls it.
     ///
+    /// Packets of many unknown senders may lie before those of a peer. Then the call does a bounded
+    /// part of the work and returns 0, and [`MessageLayer::is_check_complete`] returns `false`.
+    ///
     /// # Errors
     /// Returns [`Error::Device`] or [`Error::BadDevice`].
     pub fn check_peers<C: Callbacks>(&mut self, callbacks: &mut C) -> Result<usize, Error> {
@@ -287,6 +290,15 @@ impl<D: PacketDevice> MessageLayer<D> {
                 Ok(0)
             }
         }
+    }
+
+    /// Returns whether the last [`MessageLayer::check_peers`] has taken all that peers had sent, and
+    /// has judged all of them. Otherwise, a peer that is gone may still have a connection, and its
+    /// last messages may not have been presented: the next call goes on.
+    ///
+    /// It is `false` too after the layer has met a new process, which was not judged yet.
+    pub fn is_check_complete(&self) -> bool {
+        self.state.checked_at.is_some()
     }
 
     /// Begins to drain the connections, for a checkpoint: messages that have begun are completed,

@@ -48,7 +48,7 @@ impl State {
     ) -> Result<(), Error> {
         let Claim { rank, life: bits } = claim;
         let Some(route) = device.route(rank) else {
-            self.stale = Some(claim);
+            self.stale.push(claim);
             return Ok(());
         };
 
@@ -58,7 +58,7 @@ impl State {
         let old_life = connection.map(|connection| connection.life());
         match sender {
             // The connection with this process has ended.
-            Some(life) if Some(life) == old_life => self.stale = Some(claim),
+            Some(life) if Some(life) == old_life => self.stale.push(claim),
             Some(life) => {
                 if let Some(index) = found {
                     self.end_connection(index, callbacks);
@@ -67,7 +67,7 @@ impl State {
                 // The process may be gone already.
                 self.checked_at = None;
             }
-            None => self.stale = Some(claim),
+            None => self.stale.push(claim),
         }
         Ok(())
     }

@@ -30,7 +30,7 @@ impl State {
         });
 
         let Some(index) = connection else {
-            if self.stale == Some(claim) {
+            if self.stale.contains(&claim) {
                 self.statistics.packets_received += 1;
                 self.statistics.stale += 1;
                 return Verdict::Taken;

@@ -4,7 +4,7 @@ use nicforge_driver::runtime::{Cost, charge};
 use nicforge_hwi::torus::PacketHeader;
 
 use super::{
-    Config, Statistics,
+    Config, MAX_SETTLED, Statistics,
     connection::{Connection, ConnectionIndex, Connections},
     incoming::IncomingMessage,
     outgoing::OutgoingMessage,
@@ -44,8 +44,9 @@ pub(super) struct State {
     /// The claim of a packet that was left in the device, because no connection is with that
     /// process.
     pub(super) unsettled: Option<Claim>,
-    /// A claim that was found to be of a process that had ended.
-    pub(super) stale: Option<Claim>,
+    /// Claims that were found to be of processes that had ended, at most as many as one call asks
+    /// about.
+    pub(super) stale: Vec<Claim>,
     /// Whether no message may begin, because the program takes a checkpoint.
     pub(super) is_draining: bool,
     /// The device's number of changes of lives, when all peers were last checked.
@@ -65,7 +66,7 @@ impl State {
             pool: Pool::new(),
             statistics: Statistics::default(),
             unsettled: None,
-            stale: None,
+            stale: Vec::with_capacity(MAX_SETTLED + 1),
             is_draining: false,
             checked_at: None,
         }
