@@ -99,8 +99,9 @@ use crate::{
     packet::{PacketDevice, Place, Rank, Torus},
 };
 
-/// Maximum number of unknown senders that one call of [`MessageLayer::advance`] asks the device
-/// about. The packets of the others wait for the next call.
+/// Number of questions about unknown senders after which one call of [`MessageLayer::advance`]
+/// asks the device no more. A pass over the packets asks about each sender that it has met. The
+/// packets of the others wait for the next call.
 const MAX_SETTLED: usize = 16;
 /// Number of turns of a waiting loop between two checks of the peers.
 const TURNS_PER_CHECK: u32 = 4096;
@@ -237,15 +238,23 @@ impl<D: PacketDevice> MessageLayer<D> {
         // Bits of a life come back, so the answers about claims hold for one call only.
         self.state.stale.clear();
 
-        for _ in 0..=MAX_SETTLED {
+        let mut asked = 0;
+        loop {
             let state = &mut self.state;
+            state.unsettled.clear();
             self.device.receive(|header, payload| state.on_packet(header, payload, callbacks))?;
 
             // Nothing was left unless a sender is unknown.
-            let Some(claim) = self.state.unsettled.take() else { return Ok(Reception::Complete) };
-            self.state.settle(&self.device, claim, callbacks)?;
+            if state.unsettled.is_empty() {
+                state.put_off.clear();
+                return Ok(Reception::Complete);
+            }
+            if asked >= MAX_SETTLED {
+                return Ok(Reception::Interrupted);
+            }
+            asked += state.unsettled.len();
+            state.settle(&self.device, callbacks)?;
         }
-        Ok(Reception::Interrupted)
     }
 
     /// Decides about a message for which [`Callbacks::recvnew`] has returned
@@ -292,9 +301,9 @@ impl<D: PacketDevice> MessageLayer<D> {
         }
     }
 
-    /// Returns whether the last [`MessageLayer::check_peers`] has taken all that peers had sent, and
-    /// has judged all of them. Otherwise, a peer that is gone may still have a connection, and its
-    /// last messages may not have been presented: the next call goes on.
+    /// Returns whether the last [`MessageLayer::check_peers`] has taken all that peers had sent,
+    /// and has judged all of them. Otherwise, a peer that is gone may still have a connection, and
+    /// its last messages may not have been presented: the next call goes on.
     ///
     /// It is `false` too after the layer has met a new process, which was not judged yet.
     pub fn is_check_complete(&self) -> bool {

@@ -5,7 +5,7 @@ use nicforge_hwi::torus::PacketHeader;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::{
-    Callbacks,
+    Callbacks, MAX_SETTLED,
     connection::ConnectionIndex,
     incoming::{Acknowledge, IncomingMessage, Malformed, Target, read, read_announcement},
     state::{Claim, State},
@@ -36,7 +36,9 @@ impl State {
                 return Verdict::Taken;
             }
             // The device must be asked who this is, which it can't be in a packet's handler.
-            self.unsettled.get_or_insert(claim);
+            if self.unsettled.len() < MAX_SETTLED && !self.unsettled.contains(&claim) {
+                self.unsettled.push(claim);
+            }
             return Verdict::Left;
         };
 
