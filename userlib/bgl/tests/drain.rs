@@ -7,7 +7,7 @@ mod network;
 use nicforge_bgl::message::{Config, wire::Kind};
 use proptest::prelude::*;
 
-use network::{Layout, Policy, Program, World, filled, software_header};
+use network::{Layout, Packet, Policy, Program, World, filled, software_header};
 
 const LIMIT: usize = 100_000;
 const SIZES: [usize; 5] = [0, 100, 700, 2500, 20_000];
@@ -104,4 +104,41 @@ fn connection_without_messages_is_drained_at_once() {
     assert!(!world.layers[0].is_drained());
     world.layers[0].begin_drain();
     assert!(world.layers[0].is_drained());
+}
+
+#[test]
+fn marker_of_a_drain_that_was_ended_does_not_replace_a_later_one() {
+    let mut world = World::new(2, 1, config());
+    world.programs[1] = Program::with(Policy::Later(50));
+    let send_marker = |world: &mut World| {
+        world.layers[0].begin_drain();
+        world.advance(0);
+        let packets = world.network.take_packets_for(World::rank(1));
+        let is_marker = |packet: &Packet| software_header(packet).kind == Kind::Marker;
+        let (markers, others): (Vec<_>, Vec<_>) = packets.into_iter().partition(is_marker);
+        assert_eq!(markers.len(), 1);
+        (markers, others)
+    };
+
+    world.post(0, 1, 0, filled(Layout::At(0), 0, 100));
+    let (first, earlier) = send_marker(&mut world);
+    world.layers[0].end_drain();
+
+    world.post(0, 1, 1, filled(Layout::At(0), 1, 100));
+    world.advance(0);
+    let (second, later) = send_marker(&mut world);
+
+    // The later marker overtakes the earlier one, and both overtake the messages.
+    for packets in [second, first, earlier, later] {
+        deliver(&world, packets);
+    }
+    world.run_until(LIMIT, |world| world.layers[0].is_drained());
+    assert_eq!(world.programs[1].numbers(), [0, 1]);
+}
+
+/// Puts packets into the reception FIFO of node 1.
+fn deliver(world: &World, packets: Vec<Packet>) {
+    for packet in packets {
+        world.network.deliver(World::rank(1), packet.header, &packet.payload);
+    }
 }

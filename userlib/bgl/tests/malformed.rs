@@ -15,7 +15,7 @@ use nicforge_hwi::torus::{MAX_PAYLOAD, PacketHeader};
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
-use network::{Layout, Policy, Program, World, filled, information};
+use network::{Layout, Policy, Program, World, filled, information, software_header};
 
 const LIMIT: usize = 100_000;
 /// The rank that sends wrong packets: core 0 of node 2.
@@ -46,10 +46,21 @@ impl Attack {
     }
 
     fn send_words(&mut self, words: [u32; 2], payload: &[u8]) {
+        self.put_words(words, payload);
+        self.world.advance(0);
+    }
+
+    /// Sends a packet that node 0 takes later, with others.
+    fn put(&mut self, kind: Kind, id: u16, field: u32, payload: &[u8]) {
+        let (source, id) = (World::rank(ROGUE), MessageId::new(id));
+        let header = SoftwareHeader { kind, source, life: life_bits(1), id, field };
+        self.put_words(header.encode().map(|word| word.get()), payload);
+    }
+
+    fn put_words(&mut self, words: [u32; 2], payload: &[u8]) {
         let software = words.map(Into::into);
         let header = PacketHeader { software, ..PacketHeader::to([0; 3], 0) };
         self.world.network.deliver(World::rank(0), header, payload);
-        self.world.advance(0);
     }
 
     fn malformed(&self) -> u64 {
@@ -259,6 +270,34 @@ fn flood_of_packets_without_a_lead_takes_no_more_than_a_window() {
     }
     assert_eq!(attack.world.layers[0].packet_places(), usize::from(WINDOW));
     assert_eq!(attack.malformed(), 1000 - u64::from(WINDOW));
+    attack.check_others();
+}
+
+#[test]
+fn packets_after_an_ended_request_leave_the_memory_for_packets_whole() {
+    let mut attack = Attack::new(Policy::Discard);
+    attack.world.post(1, 0, 0, filled(Layout::At(0), 0, 700));
+    attack.world.run_until(LIMIT, |world| world.programs[0].finished.len() == 1);
+
+    for id in 0..10 {
+        attack.put(Kind::Request, id, 0, &announcement(100, 9000, 0, Protocol::Rendezvous, 0));
+        for _ in 1..WINDOW {
+            attack.put(Kind::Eager, id, 0, &[0; 16]);
+        }
+        attack.world.advance(0);
+    }
+
+    // The first packet of each honest message comes last, so the others must be stored.
+    for number in 1..4 {
+        attack.world.post(1, 0, number, filled(Layout::At(0), number, 700));
+        let mut packets = attack.world.network.take_packets_for(World::rank(0));
+        packets.sort_by_key(|packet| software_header(packet).kind == Kind::Lead);
+        for packet in packets {
+            attack.world.network.deliver(World::rank(0), packet.header, &packet.payload);
+        }
+        attack.world.run_until(LIMIT, |world| world.programs[0].numbers().contains(&number));
+    }
+    assert_eq!(attack.malformed(), 10 * u64::from(WINDOW - 1));
     attack.check_others();
 }
 

@@ -263,3 +263,32 @@ fn one_way_messages_cost_few_packets_of_credit() {
     let credits = world.layers[1].statistics().credits_sent;
     assert!(credits <= 1000 / u64::from(WINDOW / 4) + 1, "{credits} packets");
 }
+
+#[test]
+fn count_of_freed_places_that_was_overtaken_by_many_adds_no_credit() {
+    let mut world = World::new(2, 10, CONFIG);
+    world.post(0, 1, 0, filled(Layout::At(0), 0, 100));
+    let late = world.network.take_packets_for(World::rank(1));
+    assert_eq!(late.len(), 1);
+
+    // Node 0 has freed 240 places when the packet that says 0 is still on its way.
+    for number in 1..=240 {
+        world.post(1, 0, number, filled(Layout::At(0), number, 100));
+    }
+    world.run_until(LIMIT, |world| world.programs[0].finished.len() == 240);
+    world.turns(100);
+
+    world.programs[0].default = Some(Policy::Never);
+    for number in 241..=304 {
+        world.post(1, 0, number, filled(Layout::At(0), number, 100));
+    }
+    world.turns(200);
+    for packet in late {
+        world.network.deliver(World::rank(1), packet.header, &packet.payload);
+    }
+    world.turns(200);
+
+    assert_eq!(world.layers[0].statistics().malformed, 0);
+    assert_eq!(world.layers[0].receives_in_progress(), usize::from(WINDOW));
+    assert_eq!(world.programs[1].numbers(), [0]);
+}

@@ -6,12 +6,16 @@ mod network;
 
 use nicforge_bgl::{
     Error,
-    message::{Config, Disposition, MessageLayer, WINDOW},
+    message::{
+        Config, Disposition, MessageLayer, WINDOW,
+        wire::{Kind, MessageId, SoftwareHeader},
+    },
     packet::Rank,
 };
+use nicforge_hwi::torus::PacketHeader;
 use proptest::prelude::*;
 
-use network::{Layout, Network, Policy, Program, World, filled, information};
+use network::{Layout, Network, Packet, Policy, Program, World, filled, information};
 
 /// One message of each protocol.
 const SIZES: [usize; 4] = [100, 700, 2500, 20_000];
@@ -245,4 +249,106 @@ fn peers_are_asked_about_only_after_a_change() {
     network.end_process(Rank::new(1, 0), true);
     assert_eq!((layer.check_peers(&mut program), layer.check_peers(&mut program)), (Ok(1), Ok(0)));
     assert_eq!(program.sent.len(), 1);
+}
+
+/// Puts packets of processes that nobody knows into the FIFO of node 1, and then the last packet of
+/// node 0. Node 0 has a connection with node 1, and its process has ended.
+fn hide_last_packet(world: &mut World, lives: impl Iterator<Item = u8>) {
+    world.post(0, 1, 0, filled(Layout::At(0), 0, 100));
+    world.settle(LIMIT);
+    world.check_peers(1);
+    world.post(0, 1, 1, filled(Layout::At(0), 1, 100));
+    let last = world.network.take_packets_for(World::rank(1));
+    world.network.end_process(World::rank(0), false);
+
+    deliver_claims(world, lives);
+    deliver(world, last);
+}
+
+/// Puts packets of other lives of node 0 into the FIFO of node 1.
+fn deliver_claims(world: &World, lives: impl Iterator<Item = u8>) {
+    let (kind, source, id) = (Kind::Single, World::rank(0), MessageId::new(0));
+    for life in lives {
+        let software = SoftwareHeader { kind, source, life, id, field: 0 }.encode();
+        let header = PacketHeader { software, ..PacketHeader::to([0; 3], 0) };
+        world.network.deliver(World::rank(1), header, &information(9));
+    }
+}
+
+fn deliver(world: &World, packets: Vec<Packet>) {
+    for packet in packets {
+        world.network.deliver(World::rank(1), packet.header, &packet.payload);
+    }
+}
+
+#[test]
+fn last_packet_behind_alternating_claims_of_nobody_is_received_before_the_connection_ends() {
+    let mut world = World::new(2, 1, config());
+    hide_last_packet(&mut world, (0..40).map(|index| 100 + index % 2));
+
+    // Two claims are two questions, however often they alternate.
+    assert_eq!(world.check_peers(1), 1);
+    assert!(world.layers[1].is_check_complete());
+    assert_eq!((world.programs[1].numbers(), world.programs[1].errors()), (vec![0, 1], 0));
+    assert_eq!(world.layers[1].statistics().stale, 40);
+}
+
+#[test]
+fn check_that_meets_too_many_claims_says_that_it_is_not_complete() {
+    let mut world = World::new(2, 1, config());
+    hide_last_packet(&mut world, 100..120);
+
+    assert_eq!(world.check_peers(1), 0);
+    assert!(!world.layers[1].is_check_complete());
+    assert_eq!(world.programs[1].numbers(), [0]);
+
+    assert_eq!(world.check_peers(1), 1);
+    assert!(world.layers[1].is_check_complete());
+    assert_eq!((world.programs[1].numbers(), world.programs[1].errors()), (vec![0, 1], 0));
+}
+
+#[test]
+fn last_packet_behind_an_unknown_rank_is_received_before_a_successor_ends_the_connection() {
+    let mut world = World::new(3, 1, config());
+    let post = |world: &mut World, from: usize, number: u32| {
+        world.post(from, 1, number, filled(Layout::At(0), number, 100));
+        world.network.take_packets_for(World::rank(1))
+    };
+    world.post(0, 1, 0, filled(Layout::At(0), 0, 100));
+    world.settle(LIMIT);
+    let last = post(&mut world, 0, 1);
+    let unknown = post(&mut world, 2, 2);
+    world.restart(0);
+    let successor = post(&mut world, 0, 3);
+
+    deliver(&world, unknown);
+    deliver(&world, last);
+    for packet in successor {
+        world.network.deliver_to_other(World::rank(1), packet);
+    }
+    world.advance(1);
+
+    let (statistics, mut numbers) = (world.layers[1].statistics(), world.programs[1].numbers());
+    numbers.sort_unstable();
+    assert_eq!((numbers, world.programs[1].errors()), (vec![0, 1, 2, 3], 0));
+    assert_eq!((statistics.stale, statistics.peers_lost), (0, 1));
+}
+
+#[test]
+fn successor_is_met_while_claims_of_nobody_keep_coming() {
+    let mut world = World::new(2, 1, config());
+    world.post(0, 1, 0, filled(Layout::At(0), 0, 100));
+    world.settle(LIMIT);
+    world.restart(0);
+    world.post(0, 1, 1, filled(Layout::At(0), 1, 100));
+    for packet in world.network.take_packets_for(World::rank(1)) {
+        world.network.deliver_to_other(World::rank(1), packet);
+    }
+
+    // More claims come than one call asks about.
+    for _ in 0..10 {
+        deliver_claims(&world, 100..120);
+        world.advance(1);
+    }
+    assert_eq!((world.programs[1].numbers(), world.programs[1].errors()), (vec![0, 1], 0));
 }

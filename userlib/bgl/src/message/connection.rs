@@ -73,10 +73,10 @@ pub(super) struct Outgoing {
     pub(super) oldest_id: MessageId,
     /// The marker of a drain.
     pub(super) marker: Marker,
-    /// Unsolicited packets that were sent, modulo 2^8.
-    sent: u8,
-    /// Places that the receiver has freed, modulo 2^8.
-    freed: u8,
+    /// Unsolicited packets that were sent, and whose places the receiver has not freed.
+    outstanding: u8,
+    /// Places that the receiver has freed, modulo 2^16.
+    freed: u16,
 }
 
 /// The receiving side of a connection.
@@ -94,14 +94,12 @@ pub(super) struct Incoming {
     pub(super) marker: Option<MessageId>,
     /// Places in use.
     held: u8,
-    /// Places that were freed, modulo 2^8.
-    freed: u8,
-    /// Freed places that the sender knows of, modulo 2^8.
-    reported: u8,
+    /// Places that were freed, modulo 2^16.
+    freed: u16,
+    /// Freed places that the sender does not know of.
+    unreported: u8,
     /// Number of acknowledgements that are due.
     pub(super) acknowledgements_due: u8,
-    /// Whether a packet must carry the count of freed places to the sender.
-    pub(super) is_credit_due: bool,
     /// Whether a packet must carry the first incomplete message to the sender.
     pub(super) is_oldest_due: bool,
 }
@@ -110,13 +108,21 @@ impl Outgoing {
     /// Returns the sending side of a new connection.
     fn new() -> Self {
         let id = MessageId::new(0);
-        Self { first: NONE, last: NONE, next_id: id, oldest_id: id, marker: Marker::Idle, sent: 0, freed: 0 }
+        Self {
+            first: NONE,
+            last: NONE,
+            next_id: id,
+            oldest_id: id,
+            marker: Marker::Idle,
+            outstanding: 0,
+            freed: 0,
+        }
     }
 
     /// Returns whether a credit is left.
     #[inline]
     fn has_credit(&self) -> bool {
-        self.sent.wrapping_sub(self.freed) < WINDOW
+        self.outstanding < WINDOW
     }
 
     /// Returns whether an unsolicited packet of a message may be sent.
@@ -128,17 +134,21 @@ impl Outgoing {
     /// Counts an unsolicited packet.
     #[inline]
     pub(super) fn spend_credit(&mut self) {
-        self.sent = self.sent.wrapping_add(1);
+        self.outstanding += 1;
     }
 
     /// Takes over the receiver's count of freed places. Returns whether it was news. A count that
     /// was overtaken by a later one is beyond the packets sent, and is ignored.
+    ///
+    /// Nothing bounds the time that a packet takes, so the count has as many bits as its packet has
+    /// room for: it is mistaken for a new one only if some 65,500 places were freed meanwhile.
     #[inline]
-    pub(super) fn add_credit(&mut self, freed: u8) -> bool {
+    pub(super) fn add_credit(&mut self, freed: u16) -> bool {
         let new = freed.wrapping_sub(self.freed);
-        let is_valid = new != 0 && new <= self.sent.wrapping_sub(self.freed);
+        let is_valid = new != 0 && new <= self.outstanding.into();
         if is_valid {
             self.freed = freed;
+            self.outstanding -= new as u8;
         }
         is_valid
     }
@@ -165,9 +175,8 @@ impl Incoming {
             marker: None,
             held: 0,
             freed: 0,
-            reported: 0,
+            unreported: 0,
             acknowledgements_due: 0,
-            is_credit_due: false,
             is_oldest_due: false,
         }
     }
@@ -182,42 +191,37 @@ impl Incoming {
     #[inline]
     pub(super) fn take_place(&mut self) {
         self.held += 1;
-        self.update_due();
     }
 
-    /// Frees places, and decides whether to report them.
+    /// Frees places.
+    #[inline]
+    pub(super) fn free_places(&mut self, places: u8) {
+        self.held = self.held.saturating_sub(places);
+        self.freed = self.freed.wrapping_add(places.into());
+        self.unreported = self.unreported.saturating_add(places);
+    }
+
+    /// Returns whether a packet must carry the count of freed places to the sender.
     ///
     /// They are reported when they are many, or when the sender has few credits left. A sender
     /// without credit has all its packets here or on their way, so the last of them finds that
     /// a report is due.
     #[inline]
-    pub(super) fn free_places(&mut self, places: u8) {
-        self.held = self.held.saturating_sub(places);
-        self.freed = self.freed.wrapping_add(places);
-        self.update_due();
-    }
-
-    /// Decides whether freed places must be reported.
-    #[inline]
-    fn update_due(&mut self) {
-        let unreported = self.freed.wrapping_sub(self.reported);
-        let is_nearly_full = self.held.saturating_add(unreported) > WINDOW - REPORT_PLACES;
-        if unreported >= REPORT_PLACES || unreported != 0 && is_nearly_full {
-            self.is_credit_due = true;
-        }
+    pub(super) fn is_credit_due(&self) -> bool {
+        let is_nearly_full = self.held.saturating_add(self.unreported) > WINDOW - REPORT_PLACES;
+        self.unreported >= REPORT_PLACES || self.unreported != 0 && is_nearly_full
     }
 
     /// Returns the number of freed places for a packet to the sender.
     #[inline]
-    pub(super) fn freed(&self) -> u8 {
+    pub(super) fn freed(&self) -> u16 {
         self.freed
     }
 
     /// Records that a packet with [`Incoming::freed`] was sent.
     #[inline]
     pub(super) fn mark_reported(&mut self) {
-        self.reported = self.freed;
-        self.is_credit_due = false;
+        self.unreported = 0;
     }
 
     /// Records that a packet with the first incomplete message was sent.
@@ -388,7 +392,7 @@ mod tests {
 
     #[test]
     fn old_counts_of_freed_places_are_ignored() {
-        let mut outgoing = Outgoing { sent: 20, ..Outgoing::new() };
+        let mut outgoing = Outgoing { outstanding: 20, ..Outgoing::new() };
         assert!(outgoing.add_credit(10));
         assert_eq!([0, 9, 10, 21, 200].map(|freed| outgoing.add_credit(freed)), [false; 5]);
         assert!(outgoing.add_credit(20) && !outgoing.add_credit(20));
@@ -396,13 +400,13 @@ mod tests {
 
     #[test]
     fn credit_ends_after_a_window_and_wraps_around() {
-        let mut outgoing = Outgoing { sent: 250, freed: 250, ..Outgoing::new() };
+        let mut outgoing = Outgoing { freed: u16::MAX, ..Outgoing::new() };
         for _ in 0..WINDOW {
             assert!(outgoing.has_credit());
             outgoing.spend_credit();
         }
         assert!(!outgoing.has_credit());
-        assert!(outgoing.add_credit(251) && outgoing.has_credit());
+        assert!(outgoing.add_credit(0) && outgoing.has_credit());
     }
 
     #[test]
@@ -412,10 +416,10 @@ mod tests {
             incoming.take_place();
         }
         incoming.free_places(1);
-        assert!(incoming.is_credit_due && incoming.freed() == 1);
+        assert!(incoming.is_credit_due() && incoming.freed() == 1);
 
         incoming.mark_reported();
-        assert!(!incoming.is_credit_due);
+        assert!(!incoming.is_credit_due());
     }
 
     #[test]

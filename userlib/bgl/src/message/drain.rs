@@ -93,7 +93,13 @@ impl State {
             return Err(Malformed);
         }
 
-        connection.incoming.marker = Some(id);
+        // The marker of a drain that was ended early may come after that of the next drain, which
+        // is the one that the sender waits for.
+        let is_overtaken =
+            connection.incoming.marker.is_some_and(|known| known.distance_from(id) <= WINDOW.into());
+        if !is_overtaken {
+            connection.incoming.marker = Some(id);
+        }
         self.connections.make_ready(index);
         Ok(())
     }

@@ -45,9 +45,10 @@
 //! for one reason only: the program has postponed the message, or it is in progress. Then its
 //! sender waits, and other connections go on.
 //!
-//! A program that postpones [`WINDOW`] messages of a sender must decide about one of them before
-//! the next one of that sender is presented. Message ids have a limit too: 16,384 messages may
-//! follow a message that is not complete.
+//! A postponed message holds a place for each of its unsolicited packets that has arrived. When the
+//! postponed messages of a sender hold [`WINDOW`] packets, the program must decide about one of
+//! them before that sender goes on. Message ids have a limit too: 16,384 messages may follow a
+//! message that is not complete.
 //!
 //! # Processes that end
 //! A connection belongs to one process of the peer, by the [life](nicforge_hwi::torus::presence) of
@@ -98,8 +99,9 @@ use crate::{
     packet::{PacketDevice, Place, Rank, Torus},
 };
 
-/// Maximum number of unknown senders that one call of [`MessageLayer::advance`] asks the device
-/// about. The packets of the others wait for the next call.
+/// Number of questions about unknown senders after which one call of [`MessageLayer::advance`]
+/// asks the device no more. A pass over the packets asks about each sender that it has met. The
+/// packets of the others wait for the next call.
 const MAX_SETTLED: usize = 16;
 /// Number of turns of a waiting loop between two checks of the peers.
 const TURNS_PER_CHECK: u32 = 4096;
@@ -233,18 +235,26 @@ impl<D: PacketDevice> MessageLayer<D> {
 
     /// Takes the packets that have arrived.
     fn receive<C: Callbacks>(&mut self, callbacks: &mut C) -> Result<Reception, Error> {
-        // Bits of a life come back, so the answer about a claim holds for one call only.
-        self.state.stale = None;
+        // Bits of a life come back, so the answers about claims hold for one call only.
+        self.state.stale.clear();
 
-        for _ in 0..=MAX_SETTLED {
+        let mut asked = 0;
+        loop {
             let state = &mut self.state;
+            state.unsettled.clear();
             self.device.receive(|header, payload| state.on_packet(header, payload, callbacks))?;
 
             // Nothing was left unless a sender is unknown.
-            let Some(claim) = self.state.unsettled.take() else { return Ok(Reception::Complete) };
-            self.state.settle(&self.device, claim, callbacks)?;
+            if state.unsettled.is_empty() {
+                state.put_off.clear();
+                return Ok(Reception::Complete);
+            }
+            if asked >= MAX_SETTLED {
+                return Ok(Reception::Interrupted);
+            }
+            asked += state.unsettled.len();
+            state.settle(&self.device, callbacks)?;
         }
-        Ok(Reception::Interrupted)
     }
 
     /// Decides about a message for which [`Callbacks::recvnew`] has returned
@@ -270,6 +280,9 @@ impl<D: PacketDevice> MessageLayer<D> {
     /// It makes at least one slow access to the device, so it belongs to the path of a program that
     /// waits. [`MessageLayer::wait_until`] calls it.
     ///
+    /// Packets of many unknown senders may lie before those of a peer. Then the call does a bounded
+    /// part of the work and returns 0, and [`MessageLayer::is_check_complete`] returns `false`.
+    ///
     /// # Errors
     /// Returns [`Error::Device`] or [`Error::BadDevice`].
     pub fn check_peers<C: Callbacks>(&mut self, callbacks: &mut C) -> Result<usize, Error> {
@@ -286,6 +299,15 @@ impl<D: PacketDevice> MessageLayer<D> {
                 Ok(0)
             }
         }
+    }
+
+    /// Returns whether the last [`MessageLayer::check_peers`] has taken all that peers had sent,
+    /// and has judged all of them. Otherwise, a peer that is gone may still have a connection, and
+    /// its last messages may not have been presented: the next call goes on.
+    ///
+    /// It is `false` too after the layer has met a new process, which was not judged yet.
+    pub fn is_check_complete(&self) -> bool {
+        self.state.checked_at.is_some()
     }
 
     /// Begins to drain the connections, for a checkpoint: messages that have begun are completed,

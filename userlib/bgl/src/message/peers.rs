@@ -1,12 +1,12 @@
 //! Processes of peers: connections are made and ended as processes come and go.
 
-use nicforge_hwi::torus::presence;
+use nicforge_hwi::torus::{FIFO_CHUNKS, PacketHeader, presence};
 
 use super::{
     Callbacks,
     connection::{ConnectionIndex, life_of_sender},
     slab::NONE,
-    state::{Claim, State},
+    state::{Claim, PutOff, State},
 };
 use crate::{
     Error,
@@ -38,18 +38,76 @@ impl State {
         Ok(self.open(rank, route, life))
     }
 
-    /// Decides about the claim of a packet that was left in the device: opens a connection with the
-    /// process, after the end of the connection with its predecessor, or marks the claim as stale.
+    /// Decides about the claims of the packets that the last pass has left in the device.
+    ///
+    /// A claim of the successor of an open connection is put off, because the last packets of the
+    /// connection may lie in another FIFO, behind one that was left too. They had arrived before
+    /// the successor began. So the connection ends when a whole pass after the claim was met has
+    /// left nothing but such claims.
+    ///
+    /// Wrong packets may keep that from happening. But each pass takes a packet from each FIFO that
+    /// has any of another kind, so after as many passes as a FIFO has chunks, the last packets were
+    /// taken.
     pub(super) fn settle<D: PacketDevice, C: Callbacks>(
         &mut self,
         device: &D,
-        claim: Claim,
         callbacks: &mut C,
     ) -> Result<(), Error> {
+        let unsettled = std::mem::take(&mut self.unsettled);
+        let mut put_off = std::mem::take(&mut self.put_off);
+        let result = self.settle_claims(device, &unsettled, &mut put_off, callbacks);
+        (self.unsettled, self.put_off) = (unsettled, put_off);
+        result
+    }
+
+    /// Decides about claims, of which `put_off` has those that were put off before.
+    fn settle_claims<D: PacketDevice, C: Callbacks>(
+        &mut self,
+        device: &D,
+        claims: &[Claim],
+        put_off: &mut Vec<PutOff>,
+        callbacks: &mut C,
+    ) -> Result<(), Error> {
+        put_off.retain(|before| claims.contains(&before.claim));
+        let (mut has_settled, mut longest) = (false, None);
+        for &claim in claims {
+            let Some(successor) = self.settle_claim(device, claim)? else {
+                has_settled = true;
+                continue;
+            };
+            let Some(before) = put_off.iter_mut().find(|before| before.claim == claim) else {
+                put_off.push(PutOff { claim, passes: 0 });
+                continue;
+            };
+            before.passes += 1;
+            if longest.is_none_or(|(passes, _)| passes < before.passes) {
+                longest = Some((before.passes, successor));
+            }
+        }
+
+        // One at a time: the last packets of other connections may lie behind this one.
+        if let Some((passes, (index, route, life))) = longest
+            && (!has_settled || passes >= FIFO_CHUNKS)
+            && let Some(rank) = self.connections.get(index).map(|connection| connection.rank)
+        {
+            self.end_connection(index, callbacks);
+            self.open_for_packet(rank, route, life);
+        }
+        Ok(())
+    }
+
+    /// Decides about the claim of a packet that was left in the device: opens a connection with the
+    /// process, or marks the claim as stale. Returns the open connection with a predecessor of the
+    /// process, and the new one's route and life, if the claim must wait for its end.
+    fn settle_claim<D: PacketDevice>(
+        &mut self,
+        device: &D,
+        claim: Claim,
+    ) -> Result<Option<(ConnectionIndex, PacketHeader, u16)>, Error> {
         let Claim { rank, life: bits } = claim;
         let Some(route) = device.route(rank) else {
-            self.stale = Some(claim);
-            return Ok(());
+            self.stale.push(claim);
+            return Ok(None);
         };
 
         let sender = life_of_sender(device.life(rank)?, bits);
@@ -58,18 +116,23 @@ impl State {
         let old_life = connection.map(|connection| connection.life());
         match sender {
             // The connection with this process has ended.
-            Some(life) if Some(life) == old_life => self.stale = Some(claim),
+            Some(life) if Some(life) == old_life => self.stale.push(claim),
             Some(life) => {
-                if let Some(index) = found {
-                    self.end_connection(index, callbacks);
+                if let Some(index) = found.filter(|_| connection.is_some_and(|old| old.is_open)) {
+                    return Ok(Some((index, route, life)));
                 }
-                self.open(rank, route, life);
-                // The process may be gone already.
-                self.checked_at = None;
+                self.open_for_packet(rank, route, life);
             }
-            None => self.stale = Some(claim),
+            None => self.stale.push(claim),
         }
-        Ok(())
+        Ok(None)
+    }
+
+    /// Opens the connection with the process of a packet that was left in the device.
+    fn open_for_packet(&mut self, rank: Rank, route: PacketHeader, life: u16) {
+        self.open(rank, route, life);
+        // The process may be gone already.
+        self.checked_at = None;
     }
 
     /// Marks the connections with processes that are gone. Returns whether there may be any: lives

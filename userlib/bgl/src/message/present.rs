@@ -171,9 +171,10 @@ impl State {
         });
     }
 
-    /// Removes a message, and frees its places.
+    /// Removes a message, and frees its places with the packets in them.
     fn remove_receive(&mut self, number: u32) {
         let Some(message) = self.receives.remove(number) else { return };
+        self.free_stored(message.stored);
         let Some(connection) = self.connections.get_mut(message.connection) else { return };
         connection.incoming.free_places(message.places);
 
@@ -208,12 +209,18 @@ impl State {
         }
     }
 
+    /// Frees a list of packets in the pool.
+    fn free_stored(&mut self, mut stored: u32) {
+        while stored != NONE {
+            stored = self.pool.free(stored);
+        }
+    }
+
     /// Makes a connection ready if it owes credit to the sender.
     pub(super) fn announce_credit(&mut self, index: ConnectionIndex) {
-        let is_due = self
-            .connections
-            .get(index)
-            .is_some_and(|connection| connection.incoming.is_credit_due || connection.incoming.is_oldest_due);
+        let is_due = self.connections.get(index).is_some_and(|connection| {
+            connection.incoming.is_credit_due() || connection.incoming.is_oldest_due
+        });
         if is_due {
             self.connections.make_ready(index);
         }
@@ -285,10 +292,7 @@ impl State {
             let Some(message) = self.receives.remove(number) else { return };
             number = message.next;
 
-            let mut stored = message.stored;
-            while stored != NONE {
-                stored = self.pool.free(stored);
-            }
+            self.free_stored(message.stored);
 
             let buffer = match message.target {
                 Target::Unknown | Target::Ended => continue,

@@ -5,11 +5,11 @@ use nicforge_hwi::torus::PacketHeader;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::{
-    Callbacks,
+    Callbacks, MAX_SETTLED,
     connection::ConnectionIndex,
-    incoming::{Acknowledge, IncomingMessage, Malformed, read, read_announcement},
+    incoming::{Acknowledge, IncomingMessage, Malformed, Target, read, read_announcement},
     state::{Claim, State},
-    wire::{Acknowledgement, Control, Kind, MessageId, Oldest, SoftwareHeader, WINDOW},
+    wire::{Acknowledgement, Control, Kind, MessageId, Oldest, Protocol, SoftwareHeader, WINDOW},
 };
 use crate::packet::{PayloadReader, Verdict};
 
@@ -30,13 +30,15 @@ impl State {
         });
 
         let Some(index) = connection else {
-            if self.stale == Some(claim) {
+            if self.stale.contains(&claim) {
                 self.statistics.packets_received += 1;
                 self.statistics.stale += 1;
                 return Verdict::Taken;
             }
             // The device must be asked who this is, which it can't be in a packet's handler.
-            self.unsettled.get_or_insert(claim);
+            if self.unsettled.len() < MAX_SETTLED && !self.unsettled.contains(&claim) {
+                self.unsettled.push(claim);
+            }
             return Verdict::Left;
         };
 
@@ -118,6 +120,9 @@ impl State {
         let announcement = read_announcement(packet, payload)?;
         let number = self.find_or_begin(index, packet.id)?;
         let message = self.receives.get_mut(number).ok_or(Malformed)?;
+        if matches!(message.target, Target::Ended) {
+            return Err(Malformed);
+        }
 
         let is_first = message.announcement.is_none();
         match (announcement, message.announcement) {
@@ -126,6 +131,9 @@ impl State {
                 return Err(Malformed);
             }
             (Some(new), Some(old)) if new != old => return Err(Malformed),
+            // The request is the only packet of a rendezvous that holds a place. A message that has
+            // ended would free the places of others, but not their memory.
+            (None, Some(old)) if old.protocol == Protocol::Rendezvous => return Err(Malformed),
             (Some(new), None) => message.announcement = Some(new),
             _ => {}
         }

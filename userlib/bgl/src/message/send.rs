@@ -281,7 +281,7 @@ impl State {
         index: ConnectionIndex,
     ) -> Result<bool, Error> {
         let is_due = self.connections.get(index).is_some_and(|connection| {
-            connection.is_open && (connection.incoming.is_credit_due || connection.incoming.is_oldest_due)
+            connection.is_open && (connection.incoming.is_credit_due() || connection.incoming.is_oldest_due)
         });
         if !is_due {
             return Ok(true);

@@ -4,7 +4,7 @@ use nicforge_driver::runtime::{Cost, charge};
 use nicforge_hwi::torus::PacketHeader;
 
 use super::{
-    Config, Statistics,
+    Config, MAX_SETTLED, Statistics,
     connection::{Connection, ConnectionIndex, Connections},
     incoming::IncomingMessage,
     outgoing::OutgoingMessage,
@@ -25,6 +25,14 @@ pub(super) struct Claim {
     pub(super) life: u8,
 }
 
+/// A claim to be the successor of a process whose connection is open.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PutOff {
+    pub(super) claim: Claim,
+    /// Number of passes over the packets since the one that has met it.
+    pub(super) passes: u32,
+}
+
 /// The state of a message layer.
 ///
 /// Messages that are sent and received are lists of records: each connection has the first record
@@ -41,11 +49,14 @@ pub(super) struct State {
     pub(super) receives: Slab<IncomingMessage>,
     pub(super) pool: Pool,
     pub(super) statistics: Statistics,
-    /// The claim of a packet that was left in the device, because no connection is with that
-    /// process.
-    pub(super) unsettled: Option<Claim>,
-    /// A claim that was found to be of a process that had ended.
-    pub(super) stale: Option<Claim>,
+    /// Claims of packets that were left in the device, because no connection is with those
+    /// processes: at most [`MAX_SETTLED`].
+    pub(super) unsettled: Vec<Claim>,
+    /// Claims among them that were put off.
+    pub(super) put_off: Vec<PutOff>,
+    /// Claims that were found to be of processes that had ended, at most as many as one call asks
+    /// about.
+    pub(super) stale: Vec<Claim>,
     /// Whether no message may begin, because the program takes a checkpoint.
     pub(super) is_draining: bool,
     /// The device's number of changes of lives, when all peers were last checked.
@@ -64,8 +75,9 @@ impl State {
             receives: Slab::new(),
             pool: Pool::new(),
             statistics: Statistics::default(),
-            unsettled: None,
-            stale: None,
+            unsettled: Vec::with_capacity(MAX_SETTLED),
+            put_off: Vec::with_capacity(MAX_SETTLED),
+            stale: Vec::with_capacity(2 * MAX_SETTLED),
             is_draining: false,
             checked_at: None,
         }

@@ -205,8 +205,8 @@ impl SoftwareHeader {
 pub struct Control {
     /// Bytes of the message in a `Single`; 0 elsewhere.
     pub length: u8,
-    /// Number of places that the sender of this packet has freed as a receiver, modulo 2^8.
-    pub freed: u8,
+    /// Number of places that the sender of this packet has freed as a receiver, modulo 2^16.
+    pub freed: u16,
 }
 
 impl Control {
@@ -217,7 +217,7 @@ impl Control {
 
     /// Decodes a header's field.
     pub const fn decode(field: u32) -> Self {
-        Self { length: field as u8, freed: (field >> 8) as u8 }
+        Self { length: field as u8, freed: (field >> 8) as u16 }
     }
 }
 
@@ -296,7 +296,7 @@ const _: () = {
     assert!(ID_SHIFT == KIND_SHIFT + 4 && ID_SHIFT + 15 == 32 && LIFE_SHIFT == OFFSET_BITS);
     assert!(size_of::<Details>() == QUAD && size_of::<Acknowledgement>() == QUAD);
     assert!(size_of::<Oldest>() == QUAD && MAX_SINGLE <= u8::MAX as usize);
-    assert!(WINDOW <= 64, "old and new counts of freed places must be distinguishable modulo 2^8");
+    assert!(WINDOW <= 64, "counts of freed places that were overtaken must be far from new ones");
 };
 
 #[cfg(test)]
@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn control_information_fits_the_field() {
-        let control = Control { length: 224, freed: 0xab };
-        assert_eq!((control.encode(), Control::decode(control.encode())), (0xabe0, control));
+        let control = Control { length: 224, freed: 0xabcd };
+        assert_eq!((control.encode(), Control::decode(control.encode())), (0xab_cde0, control));
     }
 }
