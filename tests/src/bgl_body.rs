@@ -423,6 +423,45 @@ pub fn a_rank_whose_messages_are_not_taken_holds_up_no_other(rig: &dyn Rig) {
     }
 }
 
+/// Messages of a rank's successor are not offered as those of the rank, though its loss was not
+/// noticed yet.
+#[body(on(TORUS))]
+pub fn messages_of_a_successor_are_not_its_predecessors(rig: &dyn Rig) {
+    let network = OnTorus::new(rig);
+    let mut ranks = network.ranks(2);
+    drop(ranks.pop());
+    let mut successor = network.rank(1, 2);
+    assert!(successor.try_send(0, 1, &[7; 20]).unwrap());
+
+    let (deadline, mut relax, mut offered) = (test_deadline(), Relax::new(), 0);
+    while ranks[0].statistics().strays == 0 && offered == 0 {
+        assert!(!deadline.has_passed(), "the message does not arrive");
+        successor.poll(64, &mut |_, _, _| Taken::NotNow).unwrap();
+        let sink = &mut |_, _, _: &[u8]| {
+            offered += 1;
+            Taken::Yes
+        };
+        ranks[0].poll(64, sink).unwrap();
+        ranks[0].device().relax(&mut relax).unwrap();
+    }
+    assert_eq!((offered, ranks[0].statistics().strays), (0, 1));
+    assert!(matches!(wait_for_loss(&mut ranks[0], 1), Loss::Replaced { .. }));
+}
+
+/// Waits until a transport reports the loss of a rank, and takes its messages meanwhile.
+fn wait_for_loss(transport: &mut BglTransport, rank: Rank) -> Loss {
+    let (deadline, mut relax) = (test_deadline(), Relax::new());
+    loop {
+        assert!(!deadline.has_passed(), "the loss of rank {rank} is not reported");
+        if let Some(gone) = transport.poll_gone() {
+            assert_eq!(gone.rank, rank);
+            return gone.why;
+        }
+        transport.poll(64, &mut |_, _, _| Taken::Yes).unwrap();
+        transport.device().relax(&mut relax).unwrap();
+    }
+}
+
 /// A get of memory that is not registered, or beyond its end, is refused.
 #[body(on(TORUS))]
 pub fn gets_outside_registered_memory_are_refused(rig: &dyn Rig) {

@@ -7,7 +7,7 @@ use crate::{
     Core, Statistics,
     gets::{Asked, Gets, MAX_ASKED},
     information::{Information, Kind},
-    peers::{Held, Message, Peer},
+    peers::{Held, Message, Peer, Presence},
     regions::Regions,
 };
 
@@ -26,6 +26,8 @@ pub(crate) struct Program {
     pub(crate) pool: Pool,
     /// Ranks with messages for the endpoint, each once.
     pub(crate) ready: Vec<Rank>,
+    /// A rank has come with a message, so its life was not read. It may have ended already.
+    pub(crate) must_look: bool,
     /// This rank's life.
     life: u16,
     /// Maximum number of messages in an inbox.
@@ -86,6 +88,7 @@ impl Program {
             gets: Gets::new(config.gets),
             pool: Pool::default(),
             ready: Vec::with_capacity(cores.len()),
+            must_look: false,
             life,
             window: config.window,
             statistics: Statistics::default(),
@@ -95,6 +98,18 @@ impl Program {
     /// Returns the rank of a core of the job.
     fn rank_of(&self, core: Core) -> Option<Rank> {
         *self.ranks_of_cores.get(usize::from(core.0))?
+    }
+
+    /// Returns whether a process is the one that this rank knows as `rank`. The first that sends is.
+    ///
+    /// The core of a rank that has ended may have other software before the loss is noticed.
+    fn is_of_rank(&mut self, rank: Rank, life: u16) -> bool {
+        let peer = &mut self.peers[rank as usize];
+        if peer.presence == Presence::Absent {
+            peer.presence = Presence::Present(life);
+            self.must_look = true;
+        }
+        peer.life() == Some(life)
     }
 
     /// Returns the disposition of a message of the matching layer.
@@ -164,7 +179,7 @@ impl Callbacks for Program {
         let information = Information::of_bytes(arrival.information);
         let (rank, kind) = (self.rank_of(arrival.source), information.kind());
         if let (Some(rank), Some(kind), true) = (rank, kind, information.life.get() == self.life)
-            && !self.peers[rank as usize].is_lost()
+            && self.is_of_rank(rank, arrival.life)
         {
             match kind {
                 Kind::Message if arrival.length <= MAX_SINGLE && TAGS.contains(&information.tag) => {

@@ -70,20 +70,23 @@ impl BglTransport {
     /// receives them after the lives were read, and before it ends its connections.
     pub(crate) fn check_lives(&mut self) -> Result<(), Error> {
         let changes = self.layer.device_mut().life_changes()?;
-        if self.checked_changes == Some(changes) {
+        if self.checked_changes == Some(changes) && !self.program.must_look {
             return Ok(());
         }
+        self.program.must_look = false;
 
         let mut lives = Vec::with_capacity(self.program.peers.len());
         for peer in &self.program.peers {
-            lives.push(self.layer.device_mut().life(peer.core)?);
+            lives.push((peer.presence, self.layer.device_mut().life(peer.core)?));
         }
         self.layer.advance(&mut self.program)?;
         self.layer.check_peers(&mut self.program)?;
 
-        for (rank, life) in (0..).zip(lives) {
+        for (rank, (presence, life)) in (0..).zip(lives) {
             let peer = &mut self.program.peers[rank as usize];
-            if rank != self.rank && peer.note_life(life) {
+            // A rank that has come with a message meanwhile may be newer than the life that was
+            // read. The next look is about it.
+            if rank != self.rank && peer.presence == presence && peer.note_life(life) {
                 self.program.statistics.failed_gets += self.program.gets.fail_all(rank);
             }
         }
