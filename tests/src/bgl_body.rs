@@ -462,6 +462,47 @@ fn wait_for_loss(transport: &mut BglTransport, rank: Rank) -> Loss {
     }
 }
 
+/// Messages that are complete when their sender ends are offered, also those beyond the window.
+#[body(on(TORUS))]
+pub fn messages_beyond_the_window_outlive_their_sender(rig: &dyn Rig) {
+    let network = OnTorus::new(rig);
+    let mut ranks = network.ranks(2);
+    let (deadline, mut relax, mut sent) = (test_deadline(), Relax::new(), 0);
+    // The window has 4 messages, and the message layer has the other 16.
+    while ranks[0].statistics().held < 16 {
+        assert!(!deadline.has_passed(), "{sent} messages are sent");
+        if sent < 20 && ranks[1].try_send(0, 1, &[sent; 100]).unwrap() {
+            sent += 1;
+        }
+        for rank in &mut ranks {
+            rank.poll(64, &mut |_, _, _| Taken::NotNow).unwrap();
+        }
+        ranks[0].device().relax(&mut relax).unwrap();
+    }
+    drop(ranks.pop());
+
+    // The end is noticed before anything is taken.
+    for _ in 0..20 * 64 {
+        assert_eq!(ranks[0].poll_gone(), None);
+        ranks[0].device().relax(&mut relax).unwrap();
+    }
+    let mut received = Vec::new();
+    let gone = loop {
+        assert!(!deadline.has_passed(), "the loss is not reported");
+        let sink = &mut |_, _, bytes: &[u8]| {
+            received.push(bytes[0]);
+            Taken::Yes
+        };
+        ranks[0].poll(64, sink).unwrap();
+        if let Some(gone) = ranks[0].poll_gone() {
+            break gone;
+        }
+        ranks[0].device().relax(&mut relax).unwrap();
+    };
+    assert_eq!(gone.why, Loss::Ended);
+    assert_eq!(received, (0..20).collect::<Vec<u8>>());
+}
+
 /// A get of memory that is not registered, or beyond its end, is refused.
 #[body(on(TORUS))]
 pub fn gets_outside_registered_memory_are_refused(rig: &dyn Rig) {

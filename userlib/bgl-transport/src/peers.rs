@@ -35,7 +35,11 @@ pub(crate) struct Peer {
     pub(crate) presence: Presence,
     /// Messages to it that the message layer has not sent yet.
     pub(crate) sends: usize,
-    /// Messages from it that wait for the endpoint, at most [`crate::Config::window`].
+    /// Its end was seen, and all its messages are accepted, beyond the window too. The message
+    /// layer's credits bound their number.
+    pub(crate) is_ending: bool,
+    /// Messages from it that wait for the endpoint, at most [`crate::Config::window`] before its
+    /// end.
     pub(crate) inbox: VecDeque<Message>,
     /// Messages from it that the message layer keeps. They come after those of `inbox`.
     pub(crate) held: VecDeque<Held>,
@@ -58,6 +62,7 @@ impl Peer {
             core,
             presence: Presence::Absent,
             sends: 0,
+            is_ending: false,
             inbox: VecDeque::new(),
             held: VecDeque::new(),
             asked: 0,
@@ -75,6 +80,16 @@ impl Peer {
     /// Returns whether the rank is lost.
     pub(crate) fn is_lost(&self) -> bool {
         matches!(self.presence, Presence::Lost(_) | Presence::Gone)
+    }
+
+    /// Returns whether the inbox has room for a message, if its maximum is `window`.
+    pub(crate) fn has_room(&self, window: usize) -> bool {
+        self.is_ending || self.inbox.len() < window
+    }
+
+    /// Returns whether the rank was present, and the card shows another life now.
+    pub(crate) fn has_ended(&self, life: u16) -> bool {
+        self.life().is_some_and(|known| known != life)
     }
 
     /// Updates the state from the life that the card shows. Returns whether the rank was lost by

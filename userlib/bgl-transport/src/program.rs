@@ -115,7 +115,7 @@ impl Program {
     /// Returns the disposition of a message of the matching layer.
     fn place_message(&mut self, rank: Rank, arrival: &Arrival) -> Disposition {
         let peer = &mut self.peers[rank as usize];
-        if peer.inbox.len() < self.window && peer.held.is_empty() {
+        if peer.has_room(self.window) && peer.held.is_empty() {
             return Disposition::Receive(self.pool.buffer(arrival.length));
         }
         peer.held.push_back(Held { handle: arrival.handle, length: arrival.length });
@@ -127,7 +127,7 @@ impl Program {
     /// with a buffer for it.
     pub(crate) fn next_held(&mut self, rank: Rank) -> Option<(Held, Buffer)> {
         let peer = &mut self.peers[rank as usize];
-        if peer.inbox.len() >= self.window {
+        if !peer.has_room(self.window) {
             return None;
         }
         let held = peer.held.pop_front()?;

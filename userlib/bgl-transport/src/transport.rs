@@ -79,6 +79,15 @@ impl BglTransport {
         for peer in &self.program.peers {
             lives.push((peer.presence, self.layer.device_mut().life(peer.core)?));
         }
+
+        // The messages that the layer keeps would end with their connections.
+        for (rank, &(_, life)) in (0..).zip(&lives) {
+            let peer = &mut self.program.peers[rank as usize];
+            if rank != self.rank && peer.has_ended(life) {
+                peer.is_ending = true;
+                self.take_held(rank)?;
+            }
+        }
         self.layer.advance(&mut self.program)?;
         self.layer.check_peers(&mut self.program)?;
 
