@@ -503,6 +503,25 @@ pub fn messages_beyond_the_window_outlive_their_sender(rig: &dyn Rig) {
     assert_eq!(received, (0..20).collect::<Vec<u8>>());
 }
 
+/// A rank that comes and goes unseen has come, and is lost after its messages.
+#[body(on(TORUS))]
+pub fn a_rank_that_comes_and_goes_unseen_is_lost(rig: &dyn Rig) {
+    let network = OnTorus::new(rig);
+    let mut first = network.rank(0, 2);
+    drop(network.rank(1, 2));
+    first.wait_for_all(test_deadline(), None).unwrap();
+    assert_eq!(wait_for_loss(&mut first, 1), Loss::Ended);
+    drop(first);
+
+    let mut first = network.rank(0, 2);
+    let mut second = network.rank(1, 2);
+    assert!(second.try_send(0, 1, &[7; 20]).unwrap());
+    drop(second);
+    first.wait_for_all(test_deadline(), None).unwrap();
+    assert_eq!(wait_for_loss(&mut first, 1), Loss::Ended);
+    assert_eq!(first.statistics().taken, 1);
+}
+
 /// A get of memory that is not registered, or beyond its end, is refused.
 #[body(on(TORUS))]
 pub fn gets_outside_registered_memory_are_refused(rig: &dyn Rig) {

@@ -11,7 +11,7 @@ use crate::Core;
 /// State of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// Its core has had no software yet.
+    /// It has not come yet, as far as this rank knows.
     Absent,
     /// Its software has this life.
     Present(u16),
@@ -33,6 +33,8 @@ pub(crate) struct Message {
 pub(crate) struct Peer {
     pub(crate) core: Core,
     pub(crate) presence: Presence,
+    /// The life of its core when this rank looked first, if it was absent then.
+    first_life: Option<u16>,
     /// Messages to it that the message layer has not sent yet.
     pub(crate) sends: usize,
     /// Its end was seen, and all its messages are accepted, beyond the window too. The message
@@ -56,11 +58,12 @@ pub(crate) struct Held {
 }
 
 impl Peer {
-    /// Returns a rank whose core has had no software yet.
+    /// Returns a rank that has not come yet.
     pub(crate) fn new(core: Core) -> Self {
         Self {
             core,
             presence: Presence::Absent,
+            first_life: None,
             sends: 0,
             is_ending: false,
             inbox: VecDeque::new(),
@@ -99,6 +102,11 @@ impl Peer {
             Presence::Absent if presence::is_up(life) => {
                 self.presence = Presence::Present(life);
                 false
+            }
+            // It has come and gone between two looks.
+            Presence::Absent if *self.first_life.get_or_insert(life) != life => {
+                self.presence = Presence::Lost(Loss::Ended);
+                true
             }
             Presence::Present(known) if known != life => {
                 let replaced = Loss::Replaced { previous: known.into(), current: life.into() };
