@@ -522,6 +522,43 @@ pub fn a_rank_that_comes_and_goes_unseen_is_lost(rig: &dyn Rig) {
     assert_eq!(first.statistics().taken, 1);
 }
 
+/// A poll offers a refused message once, and the ranks take turns.
+#[body(on(TORUS))]
+pub fn a_poll_offers_each_rank_in_turn(rig: &dyn Rig) {
+    let network = OnTorus::new(rig);
+    let config = Config { window: 1, ..Config::default() };
+    let mut first = BglTransport::open(device(rig, 0, 0), &Job::of_nodes(3), config).unwrap();
+    let mut others = [network.rank(1, 3), network.rank(2, 3)];
+    first.wait_for_all(test_deadline(), None).unwrap();
+
+    // Each time, a kept message follows the one that is taken.
+    let (deadline, mut relax, mut turns) = (test_deadline(), Relax::new(), Vec::new());
+    while turns.len() < 200 {
+        assert!(!deadline.has_passed(), "{} messages are taken", turns.len());
+        for other in &mut others {
+            while other.try_send(0, 1, &[1; 100]).unwrap() {}
+            other.poll(64, &mut |_, _, _| Taken::NotNow).unwrap();
+        }
+        let sink = &mut |rank, _, _: &[u8]| {
+            turns.push(rank);
+            Taken::Yes
+        };
+        first.poll(1, sink).unwrap();
+        first.device().relax(&mut relax).unwrap();
+    }
+    let of_first = turns.iter().filter(|&&rank| rank == 1).count();
+    assert!((50..150).contains(&of_first), "{of_first} of {} are rank 1's", turns.len());
+
+    let mut offered = Vec::new();
+    let sink = &mut |rank, _, _: &[u8]| {
+        offered.push(rank);
+        Taken::NotNow
+    };
+    first.poll(64, sink).unwrap();
+    offered.sort_unstable();
+    assert!(offered.is_sorted_by(|before, after| before < after), "{offered:?}");
+}
+
 /// A get of memory that is not registered, or beyond its end, is refused.
 #[body(on(TORUS))]
 pub fn gets_outside_registered_memory_are_refused(rig: &dyn Rig) {

@@ -1,5 +1,7 @@
 //! The callbacks of the message layer: where messages go, and what their ends mean.
 
+use std::collections::VecDeque;
+
 use nicforge_bgl::message::{Arrival, Buffer, Callbacks, Disposition, MAX_SINGLE, Received, Sent};
 use nicforge_matching::{Rank, TransportError};
 
@@ -24,8 +26,10 @@ pub(crate) struct Program {
     pub(crate) regions: Regions,
     pub(crate) gets: Gets,
     pub(crate) pool: Pool,
-    /// Ranks with messages for the endpoint, each once.
-    pub(crate) ready: Vec<Rank>,
+    /// Ranks with messages in their inbox, each once, in the order of their turns.
+    pub(crate) ready: VecDeque<Rank>,
+    /// Ranks of `ready` whose message the endpoint has refused in this poll. Empty outside a poll.
+    pub(crate) refused: Vec<Rank>,
     /// A rank has come with a message, so its life was not read. It may have ended already.
     pub(crate) must_look: bool,
     /// This rank's life.
@@ -87,7 +91,8 @@ impl Program {
             regions: Regions::default(),
             gets: Gets::new(config.gets),
             pool: Pool::default(),
-            ready: Vec::with_capacity(cores.len()),
+            ready: VecDeque::with_capacity(cores.len()),
+            refused: Vec::with_capacity(cores.len()),
             must_look: false,
             life,
             window: config.window,
@@ -138,7 +143,7 @@ impl Program {
     fn store_message(&mut self, rank: Rank, tag: u8, bytes: Vec<u8>) {
         let peer = &mut self.peers[rank as usize];
         if peer.inbox.is_empty() {
-            self.ready.push(rank);
+            self.ready.push_back(rank);
         }
         peer.inbox.push_back(Message { tag, bytes });
     }

@@ -170,7 +170,8 @@ impl BglTransport {
         Ok(())
     }
 
-    /// Offers the messages that have arrived to `sink`, until it has taken `budget` messages.
+    /// Offers the messages that have arrived to `sink`, until it has taken `budget` messages. The
+    /// ranks take turns, and a rank whose message is refused has no other turn in this call.
     /// Returns the number of messages taken.
     fn offer(
         &mut self,
@@ -178,26 +179,29 @@ impl BglTransport {
         sink: &mut dyn FnMut(Rank, u8, &[u8]) -> Taken,
     ) -> Result<usize, Error> {
         let mut taken = 0;
-        let mut index = 0;
         while taken < budget
-            && let Some(&rank) = self.program.ready.get(index)
+            && let Some(rank) = self.program.ready.pop_front()
         {
-            let Some(message) = self.program.peers[rank as usize].inbox.front() else {
-                self.program.ready.swap_remove(index);
-                continue;
-            };
+            let Some(message) = self.program.peers[rank as usize].inbox.front() else { continue };
             if sink(rank, message.tag, &message.bytes) == Taken::NotNow {
-                index += 1;
+                self.program.refused.push(rank);
                 continue;
             }
 
-            if let Some(message) = self.program.peers[rank as usize].inbox.pop_front() {
+            let inbox = &mut self.program.peers[rank as usize].inbox;
+            let message = inbox.pop_front();
+            // A message that comes into an empty inbox gives the rank its next turn.
+            if !inbox.is_empty() {
+                self.program.ready.push_back(rank);
+            }
+            if let Some(message) = message {
                 self.program.pool.give(message.bytes);
             }
             self.program.statistics.taken += 1;
             taken += 1;
             self.take_held(rank)?;
         }
+        self.program.ready.extend(self.program.refused.drain(..));
         Ok(taken)
     }
 
