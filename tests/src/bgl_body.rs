@@ -423,6 +423,142 @@ pub fn a_rank_whose_messages_are_not_taken_holds_up_no_other(rig: &dyn Rig) {
     }
 }
 
+/// Messages of a rank's successor are not offered as those of the rank, though its loss was not
+/// noticed yet.
+#[body(on(TORUS))]
+pub fn messages_of_a_successor_are_not_its_predecessors(rig: &dyn Rig) {
+    let network = OnTorus::new(rig);
+    let mut ranks = network.ranks(2);
+    drop(ranks.pop());
+    let mut successor = network.rank(1, 2);
+    assert!(successor.try_send(0, 1, &[7; 20]).unwrap());
+
+    let (deadline, mut relax, mut offered) = (test_deadline(), Relax::new(), 0);
+    while ranks[0].statistics().strays == 0 && offered == 0 {
+        assert!(!deadline.has_passed(), "the message does not arrive");
+        successor.poll(64, &mut |_, _, _| Taken::NotNow).unwrap();
+        let sink = &mut |_, _, _: &[u8]| {
+            offered += 1;
+            Taken::Yes
+        };
+        ranks[0].poll(64, sink).unwrap();
+        ranks[0].device().relax(&mut relax).unwrap();
+    }
+    assert_eq!((offered, ranks[0].statistics().strays), (0, 1));
+    assert!(matches!(wait_for_loss(&mut ranks[0], 1), Loss::Replaced { .. }));
+}
+
+/// Waits until a transport reports the loss of a rank, and takes its messages meanwhile.
+fn wait_for_loss(transport: &mut BglTransport, rank: Rank) -> Loss {
+    let (deadline, mut relax) = (test_deadline(), Relax::new());
+    loop {
+        assert!(!deadline.has_passed(), "the loss of rank {rank} is not reported");
+        if let Some(gone) = transport.poll_gone() {
+            assert_eq!(gone.rank, rank);
+            return gone.why;
+        }
+        transport.poll(64, &mut |_, _, _| Taken::Yes).unwrap();
+        transport.device().relax(&mut relax).unwrap();
+    }
+}
+
+/// Messages that are complete when their sender ends are offered, also those beyond the window.
+#[body(on(TORUS))]
+pub fn messages_beyond_the_window_outlive_their_sender(rig: &dyn Rig) {
+    let network = OnTorus::new(rig);
+    let mut ranks = network.ranks(2);
+    let (deadline, mut relax, mut sent) = (test_deadline(), Relax::new(), 0);
+    // The window has 4 messages, and the message layer has the other 16.
+    while ranks[0].statistics().held < 16 {
+        assert!(!deadline.has_passed(), "{sent} messages are sent");
+        if sent < 20 && ranks[1].try_send(0, 1, &[sent; 100]).unwrap() {
+            sent += 1;
+        }
+        for rank in &mut ranks {
+            rank.poll(64, &mut |_, _, _| Taken::NotNow).unwrap();
+        }
+        ranks[0].device().relax(&mut relax).unwrap();
+    }
+    drop(ranks.pop());
+
+    // The end is noticed before anything is taken.
+    for _ in 0..20 * 64 {
+        assert_eq!(ranks[0].poll_gone(), None);
+        ranks[0].device().relax(&mut relax).unwrap();
+    }
+    let mut received = Vec::new();
+    let gone = loop {
+        assert!(!deadline.has_passed(), "the loss is not reported");
+        let sink = &mut |_, _, bytes: &[u8]| {
+            received.push(bytes[0]);
+            Taken::Yes
+        };
+        ranks[0].poll(64, sink).unwrap();
+        if let Some(gone) = ranks[0].poll_gone() {
+            break gone;
+        }
+        ranks[0].device().relax(&mut relax).unwrap();
+    };
+    assert_eq!(gone.why, Loss::Ended);
+    assert_eq!(received, (0..20).collect::<Vec<u8>>());
+}
+
+/// A rank that comes and goes unseen has come, and is lost after its messages.
+#[body(on(TORUS))]
+pub fn a_rank_that_comes_and_goes_unseen_is_lost(rig: &dyn Rig) {
+    let network = OnTorus::new(rig);
+    let mut first = network.rank(0, 2);
+    drop(network.rank(1, 2));
+    first.wait_for_all(test_deadline(), None).unwrap();
+    assert_eq!(wait_for_loss(&mut first, 1), Loss::Ended);
+    drop(first);
+
+    let mut first = network.rank(0, 2);
+    let mut second = network.rank(1, 2);
+    assert!(second.try_send(0, 1, &[7; 20]).unwrap());
+    drop(second);
+    first.wait_for_all(test_deadline(), None).unwrap();
+    assert_eq!(wait_for_loss(&mut first, 1), Loss::Ended);
+    assert_eq!(first.statistics().taken, 1);
+}
+
+/// A poll offers a refused message once, and the ranks take turns.
+#[body(on(TORUS))]
+pub fn a_poll_offers_each_rank_in_turn(rig: &dyn Rig) {
+    let network = OnTorus::new(rig);
+    let config = Config { window: 1, ..Config::default() };
+    let mut first = BglTransport::open(device(rig, 0, 0), &Job::of_nodes(3), config).unwrap();
+    let mut others = [network.rank(1, 3), network.rank(2, 3)];
+    first.wait_for_all(test_deadline(), None).unwrap();
+
+    // Each time, a kept message follows the one that is taken.
+    let (deadline, mut relax, mut turns) = (test_deadline(), Relax::new(), Vec::new());
+    while turns.len() < 200 {
+        assert!(!deadline.has_passed(), "{} messages are taken", turns.len());
+        for other in &mut others {
+            while other.try_send(0, 1, &[1; 100]).unwrap() {}
+            other.poll(64, &mut |_, _, _| Taken::NotNow).unwrap();
+        }
+        let sink = &mut |rank, _, _: &[u8]| {
+            turns.push(rank);
+            Taken::Yes
+        };
+        first.poll(1, sink).unwrap();
+        first.device().relax(&mut relax).unwrap();
+    }
+    let of_first = turns.iter().filter(|&&rank| rank == 1).count();
+    assert!((50..150).contains(&of_first), "{of_first} of {} are rank 1's", turns.len());
+
+    let mut offered = Vec::new();
+    let sink = &mut |rank, _, _: &[u8]| {
+        offered.push(rank);
+        Taken::NotNow
+    };
+    first.poll(64, sink).unwrap();
+    offered.sort_unstable();
+    assert!(offered.is_sorted_by(|before, after| before < after), "{offered:?}");
+}
+
 /// A get of memory that is not registered, or beyond its end, is refused.
 #[body(on(TORUS))]
 pub fn gets_outside_registered_memory_are_refused(rig: &dyn Rig) {

@@ -31,7 +31,7 @@ pub enum Error {
         /// Nodes of the torus.
         nodes: u32,
     },
-    /// Two ranks of the job are on one node, between whose cores the torus has no way.
+    /// Two ranks of the job are on one node, between whose cores the chip's torus has no way.
     #[error("ranks {first} and {second} are both on node {node}; give each a node of its own")]
     SameNode {
         /// The first rank.

@@ -8,8 +8,8 @@ use crate::{Core, Error};
 /// The ranks of a parallel program, each a core of a node of its own. All ranks must use the same
 /// job.
 ///
-/// The torus has no way between the two cores of a node (paper, section 5.4), so a node has one
-/// rank.
+/// The chip's torus has no way between the two cores of a node (paper, section 5.4), so a node has
+/// one rank. The emulated card has such a way, which this transport does not use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     cores: Vec<Core>,

@@ -11,7 +11,7 @@ use crate::Core;
 /// State of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// Its core has had no software yet.
+    /// It has not come yet, as far as this rank knows.
     Absent,
     /// Its software has this life.
     Present(u16),
@@ -33,9 +33,15 @@ pub(crate) struct Message {
 pub(crate) struct Peer {
     pub(crate) core: Core,
     pub(crate) presence: Presence,
+    /// The life of its core when this rank looked first, if it was absent then.
+    first_life: Option<u16>,
     /// Messages to it that the message layer has not sent yet.
     pub(crate) sends: usize,
-    /// Messages from it that wait for the endpoint, at most [`crate::Config::window`].
+    /// Its end was seen, and all its messages are accepted, beyond the window too. The message
+    /// layer's credits bound their number.
+    pub(crate) is_ending: bool,
+    /// Messages from it that wait for the endpoint, at most [`crate::Config::window`] before its
+    /// end.
     pub(crate) inbox: VecDeque<Message>,
     /// Messages from it that the message layer keeps. They come after those of `inbox`.
     pub(crate) held: VecDeque<Held>,
@@ -52,12 +58,14 @@ pub(crate) struct Held {
 }
 
 impl Peer {
-    /// Returns a rank whose core has had no software yet.
+    /// Returns a rank that has not come yet.
     pub(crate) fn new(core: Core) -> Self {
         Self {
             core,
             presence: Presence::Absent,
+            first_life: None,
             sends: 0,
+            is_ending: false,
             inbox: VecDeque::new(),
             held: VecDeque::new(),
             asked: 0,
@@ -77,6 +85,16 @@ impl Peer {
         matches!(self.presence, Presence::Lost(_) | Presence::Gone)
     }
 
+    /// Returns whether the inbox has room for a message, if its maximum is `window`.
+    pub(crate) fn has_room(&self, window: usize) -> bool {
+        self.is_ending || self.inbox.len() < window
+    }
+
+    /// Returns whether the rank was present, and the card shows another life now.
+    pub(crate) fn has_ended(&self, life: u16) -> bool {
+        self.life().is_some_and(|known| known != life)
+    }
+
     /// Updates the state from the life that the card shows. Returns whether the rank was lost by
     /// that.
     pub(crate) fn note_life(&mut self, life: u16) -> bool {
@@ -84,6 +102,11 @@ impl Peer {
             Presence::Absent if presence::is_up(life) => {
                 self.presence = Presence::Present(life);
                 false
+            }
+            // It has come and gone between two looks.
+            Presence::Absent if *self.first_life.get_or_insert(life) != life => {
+                self.presence = Presence::Lost(Loss::Ended);
+                true
             }
             Presence::Present(known) if known != life => {
                 let replaced = Loss::Replaced { previous: known.into(), current: life.into() };

@@ -1,5 +1,7 @@
 //! The callbacks of the message layer: where messages go, and what their ends mean.
 
+use std::collections::VecDeque;
+
 use nicforge_bgl::message::{Arrival, Buffer, Callbacks, Disposition, MAX_SINGLE, Received, Sent};
 use nicforge_matching::{Rank, TransportError};
 
@@ -7,7 +9,7 @@ use crate::{
     Core, Statistics,
     gets::{Asked, Gets, MAX_ASKED},
     information::{Information, Kind},
-    peers::{Held, Message, Peer},
+    peers::{Held, Message, Peer, Presence},
     regions::Regions,
 };
 
@@ -24,8 +26,12 @@ pub(crate) struct Program {
     pub(crate) regions: Regions,
     pub(crate) gets: Gets,
     pub(crate) pool: Pool,
-    /// Ranks with messages for the endpoint, each once.
-    pub(crate) ready: Vec<Rank>,
+    /// Ranks with messages in their inbox, each once, in the order of their turns.
+    pub(crate) ready: VecDeque<Rank>,
+    /// Ranks of `ready` whose message the endpoint has refused in this poll. Empty outside a poll.
+    pub(crate) refused: Vec<Rank>,
+    /// A rank has come with a message, so its life was not read. It may have ended already.
+    pub(crate) must_look: bool,
     /// This rank's life.
     life: u16,
     /// Maximum number of messages in an inbox.
@@ -85,7 +91,9 @@ impl Program {
             regions: Regions::default(),
             gets: Gets::new(config.gets),
             pool: Pool::default(),
-            ready: Vec::with_capacity(cores.len()),
+            ready: VecDeque::with_capacity(cores.len()),
+            refused: Vec::with_capacity(cores.len()),
+            must_look: false,
             life,
             window: config.window,
             statistics: Statistics::default(),
@@ -97,10 +105,22 @@ impl Program {
         *self.ranks_of_cores.get(usize::from(core.0))?
     }
 
+    /// Returns whether a process is the one that this rank knows as `rank`. The first that sends is.
+    ///
+    /// The core of a rank that has ended may have other software before the loss is noticed.
+    fn is_of_rank(&mut self, rank: Rank, life: u16) -> bool {
+        let peer = &mut self.peers[rank as usize];
+        if peer.presence == Presence::Absent {
+            peer.presence = Presence::Present(life);
+            self.must_look = true;
+        }
+        peer.life() == Some(life)
+    }
+
     /// Returns the disposition of a message of the matching layer.
     fn place_message(&mut self, rank: Rank, arrival: &Arrival) -> Disposition {
         let peer = &mut self.peers[rank as usize];
-        if peer.inbox.len() < self.window && peer.held.is_empty() {
+        if peer.has_room(self.window) && peer.held.is_empty() {
             return Disposition::Receive(self.pool.buffer(arrival.length));
         }
         peer.held.push_back(Held { handle: arrival.handle, length: arrival.length });
@@ -112,7 +132,7 @@ impl Program {
     /// with a buffer for it.
     pub(crate) fn next_held(&mut self, rank: Rank) -> Option<(Held, Buffer)> {
         let peer = &mut self.peers[rank as usize];
-        if peer.inbox.len() >= self.window {
+        if !peer.has_room(self.window) {
             return None;
         }
         let held = peer.held.pop_front()?;
@@ -123,7 +143,7 @@ impl Program {
     fn store_message(&mut self, rank: Rank, tag: u8, bytes: Vec<u8>) {
         let peer = &mut self.peers[rank as usize];
         if peer.inbox.is_empty() {
-            self.ready.push(rank);
+            self.ready.push_back(rank);
         }
         peer.inbox.push_back(Message { tag, bytes });
     }
@@ -164,7 +184,7 @@ impl Callbacks for Program {
         let information = Information::of_bytes(arrival.information);
         let (rank, kind) = (self.rank_of(arrival.source), information.kind());
         if let (Some(rank), Some(kind), true) = (rank, kind, information.life.get() == self.life)
-            && !self.peers[rank as usize].is_lost()
+            && self.is_of_rank(rank, arrival.life)
         {
             match kind {
                 Kind::Message if arrival.length <= MAX_SINGLE && TAGS.contains(&information.tag) => {

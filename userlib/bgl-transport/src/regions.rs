@@ -26,8 +26,13 @@ pub(crate) struct Regions {
 unsafe impl Send for Regions {}
 
 impl Regions {
-    /// Adds memory. Returns `None` if the table is full.
+    /// Adds memory. Returns `None` if the table is full, or if a source would take its last entry,
+    /// which is for a destination.
     pub(crate) fn add(&mut self, memory: Memory, access: Access) -> Option<Region> {
+        let used = self.entries.len().saturating_sub(self.free.len());
+        if access == Access::Source && used >= usize::from(u16::MAX) {
+            return None;
+        }
         let number = match self.free.pop() {
             Some(number) => number,
             None => {
@@ -132,5 +137,23 @@ mod tests {
         let again = regions.add(memory(&mut source), Access::Source).unwrap().handle;
         assert!(again != from && regions.contains(again, Access::Source, 0, 4));
         assert_eq!(destination, [0, 0, 7, 8]);
+    }
+
+    #[test]
+    fn sources_leave_an_entry_for_a_destination() {
+        let mut bytes = [0];
+        let mut regions = Regions::default();
+        let sources: Vec<_> = std::iter::repeat_with(|| regions.add(memory(&mut bytes), Access::Source))
+            .map_while(|a| a)
+            .collect();
+        assert_eq!(sources.len(), 65_535);
+
+        let destination = regions.add(memory(&mut bytes), Access::Destination).unwrap();
+        assert!(regions.add(memory(&mut bytes), Access::Destination).is_none());
+        regions.remove(destination.handle);
+        assert!(regions.add(memory(&mut bytes), Access::Source).is_none());
+        regions.remove(sources[7].handle);
+        assert!(regions.add(memory(&mut bytes), Access::Source).is_some());
+        assert!(regions.add(memory(&mut bytes), Access::Destination).is_some());
     }
 }

@@ -70,20 +70,32 @@ impl BglTransport {
     /// receives them after the lives were read, and before it ends its connections.
     pub(crate) fn check_lives(&mut self) -> Result<(), Error> {
         let changes = self.layer.device_mut().life_changes()?;
-        if self.checked_changes == Some(changes) {
+        if self.checked_changes == Some(changes) && !self.program.must_look {
             return Ok(());
         }
+        self.program.must_look = false;
 
         let mut lives = Vec::with_capacity(self.program.peers.len());
         for peer in &self.program.peers {
-            lives.push(self.layer.device_mut().life(peer.core)?);
+            lives.push((peer.presence, self.layer.device_mut().life(peer.core)?));
+        }
+
+        // The messages that the layer keeps would end with their connections.
+        for (rank, &(_, life)) in (0..).zip(&lives) {
+            let peer = &mut self.program.peers[rank as usize];
+            if rank != self.rank && peer.has_ended(life) {
+                peer.is_ending = true;
+                self.take_held(rank)?;
+            }
         }
         self.layer.advance(&mut self.program)?;
         self.layer.check_peers(&mut self.program)?;
 
-        for (rank, life) in (0..).zip(lives) {
+        for (rank, (presence, life)) in (0..).zip(lives) {
             let peer = &mut self.program.peers[rank as usize];
-            if rank != self.rank && peer.note_life(life) {
+            // A rank that has come with a message meanwhile may be newer than the life that was
+            // read. The next look is about it.
+            if rank != self.rank && peer.presence == presence && peer.note_life(life) {
                 self.program.statistics.failed_gets += self.program.gets.fail_all(rank);
             }
         }
@@ -158,7 +170,8 @@ impl BglTransport {
         Ok(())
     }
 
-    /// Offers the messages that have arrived to `sink`, until it has taken `budget` messages.
+    /// Offers the messages that have arrived to `sink`, until it has taken `budget` messages. The
+    /// ranks take turns, and a rank whose message is refused has no other turn in this call.
     /// Returns the number of messages taken.
     fn offer(
         &mut self,
@@ -166,26 +179,29 @@ impl BglTransport {
         sink: &mut dyn FnMut(Rank, u8, &[u8]) -> Taken,
     ) -> Result<usize, Error> {
         let mut taken = 0;
-        let mut index = 0;
         while taken < budget
-            && let Some(&rank) = self.program.ready.get(index)
+            && let Some(rank) = self.program.ready.pop_front()
         {
-            let Some(message) = self.program.peers[rank as usize].inbox.front() else {
-                self.program.ready.swap_remove(index);
-                continue;
-            };
+            let Some(message) = self.program.peers[rank as usize].inbox.front() else { continue };
             if sink(rank, message.tag, &message.bytes) == Taken::NotNow {
-                index += 1;
+                self.program.refused.push(rank);
                 continue;
             }
 
-            if let Some(message) = self.program.peers[rank as usize].inbox.pop_front() {
+            let inbox = &mut self.program.peers[rank as usize].inbox;
+            let message = inbox.pop_front();
+            // A message that comes into an empty inbox gives the rank its next turn.
+            if !inbox.is_empty() {
+                self.program.ready.push_back(rank);
+            }
+            if let Some(message) = message {
                 self.program.pool.give(message.bytes);
             }
             self.program.statistics.taken += 1;
             taken += 1;
             self.take_held(rank)?;
         }
+        self.program.ready.extend(self.program.refused.drain(..));
         Ok(taken)
     }
 

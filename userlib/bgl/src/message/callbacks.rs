@@ -32,6 +32,9 @@ pub struct Arrival {
     pub handle: ReceiveHandle,
     /// The sender.
     pub source: Rank,
+    /// The [life](nicforge_hwi::torus::presence) of the sender's core, which tells its processes
+    /// apart.
+    pub life: u16,
     /// The sender's match information.
     pub information: MatchInformation,
     /// Bytes of the message.

@@ -44,6 +44,7 @@ impl State {
         let arrival = Arrival {
             handle: ReceiveHandle(key),
             source: connection.rank,
+            life: connection.life(),
             information: announcement.information,
             length: announcement.length,
         };
