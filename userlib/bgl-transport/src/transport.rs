@@ -90,6 +90,11 @@ impl BglTransport {
         }
         self.layer.advance(&mut self.program)?;
         self.layer.check_peers(&mut self.program)?;
+        if !self.layer.is_check_complete() {
+            // Messages of a rank that has ended may still be in the FIFOs, so no loss is noted yet.
+            self.program.must_look = true;
+            return Ok(());
+        }
 
         for (rank, (presence, life)) in (0..).zip(lives) {
             let peer = &mut self.program.peers[rank as usize];
