@@ -105,10 +105,11 @@ impl Program {
         *self.ranks_of_cores.get(usize::from(core.0))?
     }
 
-    /// Returns whether a process is the one that this rank knows as `rank`. The first that sends is.
+    /// Admits the first process that sends as `rank`. Returns whether this process is the admitted
+    /// one.
     ///
     /// The core of a rank that has ended may have other software before the loss is noticed.
-    fn is_of_rank(&mut self, rank: Rank, life: u16) -> bool {
+    fn admit(&mut self, rank: Rank, life: u16) -> bool {
         let peer = &mut self.peers[rank as usize];
         if peer.presence == Presence::Absent {
             peer.presence = Presence::Present(life);
@@ -184,7 +185,7 @@ impl Callbacks for Program {
         let information = Information::of_bytes(arrival.information);
         let (rank, kind) = (self.rank_of(arrival.source), information.kind());
         if let (Some(rank), Some(kind), true) = (rank, kind, information.life.get() == self.life)
-            && self.is_of_rank(rank, arrival.life)
+            && self.admit(rank, arrival.life)
         {
             match kind {
                 Kind::Message if arrival.length <= MAX_SINGLE && TAGS.contains(&information.tag) => {
