@@ -237,6 +237,7 @@ mod tests {
         let expected = [
             "include/fcnp_cn.h",
             "include/fcnp_ion.h",
+            "include/nicforge/bgl.h",
             "include/nicforge/extoll.h",
             "include/nicforge/fcnp.h",
             "include/nicforge/matching.h",
