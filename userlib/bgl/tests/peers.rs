@@ -251,8 +251,8 @@ fn peers_are_asked_about_only_after_a_change() {
     assert_eq!(program.sent.len(), 1);
 }
 
-/// Puts packets of processes that nobody knows into the FIFO of node 1, and then the last packet of
-/// node 0. Node 0 has a connection with node 1, and its process has ended.
+/// Puts packets of unknown processes into the FIFO of node 1, and then the last packet of node 0.
+/// Node 0 has a connection with node 1, and its process has ended.
 fn hide_last_packet(world: &mut World, lives: impl Iterator<Item = u8>) {
     world.post(0, 1, 0, filled(Layout::At(0), 0, 100));
     world.settle(LIMIT);

@@ -212,16 +212,18 @@ impl<K: RoutedPacket> Fifos<K> {
         self.complete = next.unwrap_or(Nanos::NEVER);
     }
 
-    /// Empties all FIFOs.
-    fn clear<L: Links<Packet = K>>(&mut self, ports: &mut L) {
+    /// Empties all FIFOs, and calls `dropped` with each packet.
+    fn clear<L: Links<Packet = K>>(&mut self, ports: &mut L, mut dropped: impl FnMut(&K)) {
         let now = ports.now();
         for fifo in &mut self.injection {
             while let Some(packet) = fifo.pop(now) {
+                dropped(&packet);
                 ports.recycle(packet);
             }
         }
         for fifo in &mut self.reception {
             while let Some(packet) = fifo.pop_any(now) {
+                dropped(&packet);
                 ports.recycle(packet);
             }
         }
@@ -395,7 +397,13 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     /// afterwards. Packets on links stay there, and are decided upon again. A packet of which some
     /// targets have a copy is then copied to all of them.
     pub fn reset<L: Links<Packet = K>>(&mut self, ports: &mut L) {
-        self.fifos.clear(ports);
+        self.reset_with(ports, |_| ());
+    }
+
+    /// Resets as [`Router::reset`] does, and calls `dropped` with each packet of a FIFO, for a
+    /// device that counts the packets on their way.
+    pub fn reset_with<L: Links<Packet = K>>(&mut self, ports: &mut L, dropped: impl FnMut(&K)) {
+        self.fifos.clear(ports, dropped);
         self.heads.clear();
         self.outputs.clear();
     }

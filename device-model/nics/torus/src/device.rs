@@ -22,8 +22,7 @@ use nicforge_shm::SharedMemory;
 
 use crate::{
     config::{Network, NetworkError, Site},
-    dropped::Dropped,
-    group::{GROUPS, Group},
+    group::{GROUPS, Group, count_dropped},
     lives::Change,
     policy::NodePolicy,
     registers::{group_of, retransmissions},
@@ -235,10 +234,9 @@ impl TorusNic {
     /// Resets the whole function.
     fn reset_function(&mut self, context: &mut Context<'_>) {
         let mut ports = context.ports();
-        let mut dropped = Dropped::new(&mut ports, &self.site);
-        self.router.reset(&mut dropped);
+        self.router.reset_with(&mut ports, |packet| count_dropped(&self.site, packet));
         for group in &mut self.groups {
-            group.power_on(&self.site, &mut dropped);
+            group.power_on(&self.site, &mut ports);
         }
         if let Some(memory) = &self.shared {
             // The memory has its full size, so this does not fail.

@@ -17,7 +17,6 @@ use zerocopy::FromBytes;
 
 use crate::{
     config::Site,
-    dropped::Dropped,
     injection::{Injected, InjectionFifo},
     lives::Sender,
     policy::NodePolicy,
@@ -203,8 +202,8 @@ impl Group {
     }
 
     /// Closes the group when its client ends. Packets in its injection FIFOs are still sent, unless
-    /// its life was not shown: nobody could then tell them from those of the life that is. Returns
-    /// the number of those that are dropped.
+    /// its life was not shown. Receivers would then take them for packets of the life that is
+    /// shown. Returns the number of dropped packets.
     pub(crate) fn close(&mut self, site: &Site, ports: &mut Ports<'_>) -> u32 {
         let Some(memory) = self.memory.take() else { return 0 };
         let is_shown = site.lives.is_shown(site.node, self.core);
@@ -218,8 +217,8 @@ impl Group {
     }
 
     /// Returns to the state of power-on, for a reset of the function.
-    pub(crate) fn power_on(&mut self, site: &Site, dropped: &mut Dropped<'_, '_>) {
-        self.injection.iter_mut().for_each(|fifo| fifo.clear(dropped));
+    pub(crate) fn power_on(&mut self, site: &Site, ports: &mut Ports<'_>) {
+        self.injection.iter_mut().for_each(|fifo| fifo.clear(site, ports));
         self.watermarks = 0;
         self.reset(site);
     }
@@ -420,6 +419,15 @@ impl Group {
     }
 }
 
+/// Counts a packet that a reset drops as arrived, so that no card waits for it.
+pub(crate) fn count_dropped(site: &Site, packet: &Packet) {
+    if let Some(dropped) = Arrived::of(packet)
+        && !dropped.is_copy_at(site)
+    {
+        site.lives.count_arrival(dropped.sender);
+    }
+}
+
 /// A packet of a FIFO of the router.
 #[derive(Clone, Copy)]
 pub(crate) struct Arrived<'a> {
@@ -441,7 +449,7 @@ impl<'a> Arrived<'a> {
     /// Returns whether a packet in a FIFO of this node is the copy that a deposit packet leaves
     /// there on its way: it comes from another node, and goes to another.
     #[inline]
-    pub(crate) fn is_copy_at(&self, site: &Site) -> bool {
+    fn is_copy_at(&self, site: &Site) -> bool {
         self.header.destination() != site.place && self.sender.node != site.node
     }
 

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 
 use nicforge_core::fabric::{Packet, Ports};
 use nicforge_hwi::torus::{CHUNK, FIFO_CHUNKS, INJECTION_FIFOS, PRIORITY_INJECTION, PacketHeader, TRAILER};
-use nicforge_network::router::{Links, Router};
+use nicforge_network::router::Router;
 
 use crate::{
     config::Site,
-    dropped::Dropped,
+    group::count_dropped,
     policy::{NodePolicy, RouteWord},
     ring::Ring,
     route::{RouteError, route_word},
@@ -76,11 +76,12 @@ impl InjectionFifo {
     }
 
     /// Returns to the state of power-on.
-    pub(crate) fn clear(&mut self, dropped: &mut Dropped<'_, '_>) {
+    pub(crate) fn clear(&mut self, site: &Site, ports: &mut Ports<'_>) {
         self.restart();
         self.checksum = 0;
         for packet in self.leftovers.drain(..) {
-            dropped.recycle(packet);
+            count_dropped(site, &packet);
+            ports.recycle(packet);
         }
     }
 

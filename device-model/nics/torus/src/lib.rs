@@ -24,7 +24,6 @@
 //! | `port` | the trapped port on the FIFOs |
 //! | `registers` | the registers of BAR 0 |
 //! | `lives` | which cores of the network have software |
-//! | `dropped` | what a reset drops |
 //! | `route` | the check of headers, and the route words |
 //! | `policy` | the routes of a node, and the deadlock check |
 //! | [`config`] | networks: shape, options, and what their nodes share |
@@ -33,7 +32,6 @@
 
 pub mod config;
 pub mod device;
-mod dropped;
 pub mod family;
 mod group;
 mod injection;

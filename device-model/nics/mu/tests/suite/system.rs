@@ -177,7 +177,7 @@ fn a_reception_fifo_that_the_kernel_has_disabled_stays_so() {
     users[1].set(&mut rig.bed, reg::RECEPTION_ENABLE, 0xf);
     assert_eq!(users[1].get(&mut rig.bed, reg::RECEPTION_ENABLE), 0xa);
 
-    // What the kernel enables again is the user's to disable and enable.
+    // After the kernel has enabled a FIFO again, the user may disable and enable it.
     kernel.set_control(&mut rig.bed, RMFIFO_EN, 0xe);
     for bits in [0, 0xf] {
         users[1].set(&mut rig.bed, reg::RECEPTION_ENABLE, bits);
