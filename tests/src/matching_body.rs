@@ -441,23 +441,23 @@ pub fn a_cancelled_receive_takes_no_message(network: &impl Network) {
 pub fn a_send_that_has_not_begun_can_be_cancelled_and_one_that_has_cannot(network: &impl Network) {
     let mut world = World::pair(network);
     // The receiver takes no message, and no transport here has room for so many pieces.
-    let sends: Vec<_> = (0..8).map(|tag| world.send(0, 1, tag, &[tag as u8; 2000])).collect();
+    let sends: Vec<_> = (0..12).map(|tag| world.send(0, 1, tag, &[tag as u8; 2000])).collect();
 
     for _ in 0..50 {
         world.ranks[0].progress().unwrap();
     }
 
     assert_eq!(world.ranks[0].cancel(sends[0]), Ok(false));
-    assert_eq!(world.ranks[0].cancel(sends[6]), Ok(true));
+    assert_eq!(world.ranks[0].cancel(sends[10]), Ok(true));
 
-    for tag in [0, 1, 2, 3, 4, 5, 7] {
+    for tag in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11] {
         let receive = world.receive(1, Selector::any(0), 2000);
         let completion = world.wait(1, receive);
         assert_eq!((completion.envelope.tag, completion.buffer.as_slice()[1999]), (tag, tag as u8));
         assert_eq!(world.wait(0, sends[tag as usize]).result, Ok(()));
     }
 
-    assert_eq!(world.wait(0, sends[6]).result, Err(Error::Cancelled));
+    assert_eq!(world.wait(0, sends[10]).result, Err(Error::Cancelled));
 }
 
 /// Handles of completed requests and ranks that do not exist are refused.
