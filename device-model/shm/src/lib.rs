@@ -23,6 +23,7 @@
 //! | `slots` | rings of packet slots |
 //! | `records` | rings of a header word and data, emptied by their owner |
 //! | `copy` | the volatile copies |
+//! | [`pace`] | how waiting threads share the processors |
 //! | [`posted`] | the ring of posted writes |
 //! | `permission` | the accesses that a device may make |
 //! | `prefetch` | hints that memory is needed soon |
@@ -48,6 +49,7 @@
 mod copy;
 mod error;
 mod memory;
+pub mod pace;
 mod permission;
 pub mod posted;
 mod prefetch;

@@ -1,0 +1,266 @@
+//! How a waiting thread passes its time: the one policy for all waits of engine and libraries.
+//!
+//! A wait has three stages:
+//!
+//! 1. **Spin**, for about as long as a cache line takes from another processor.
+//! 2. **Yield**, while polling pays: the awaited thread may share this processor, and a yield hands
+//!    it over in a microsecond. [`poll_limit`] bounds this stage by time.
+//! 3. **Sleep**, until the awaited side wakes the thread. To sleep and be woken costs 15 to 30 us
+//!    more than to poll.
+//!
+//! A thread that yields looks busy to the scheduler. Beside other programs that compute, it gets
+//! its processor back only after a whole round of theirs, milliseconds later. A thread that sleeps
+//! is woken before them. So a process times its yields. While they come back late the host is *busy*
+//! ([`is_busy`]), and waits spin for [`BUSY_SPIN`] instead of yielding.
+//!
+//! # What a process learns
+//!
+//! - Two late yields within [`SUSPICION`] make the host busy for [`LATE_FACTOR`] times the delay,
+//!   at least [`SHORTEST_SPAN`] and at most [`LONGEST_SPAN`]. After that the next wait yields
+//!   again. If that yield is late too, the host is busy for twice as long as before. One late yield
+//!   in [`LATE_FACTOR`] thus costs one or two per cent of the time.
+//! - A sleep that was soon over would have been cheaper as a poll, so the limit of polling grows. A
+//!   long sleep lets it shrink again.
+//!
+//! All threads of a process share what one has learnt. The state is a few atomics. A wait that
+//! finds its event at once touches none of them.
+
+use std::{
+    sync::{
+        LazyLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// A yield that takes this long is late. Threads that poll and yield return within microseconds,
+/// and a time slice of the scheduler has a millisecond or more.
+const LATE: Duration = Duration::from_micros(300);
+/// Two late yields within this time make the host busy. A single one can be the hypervisor's doing.
+const SUSPICION: Duration = Duration::from_millis(100);
+/// A host is busy for this many times the delay of the yield that proved it.
+const LATE_FACTOR: u32 = 64;
+/// Shortest time for which a host counts as busy.
+const SHORTEST_SPAN: Duration = Duration::from_millis(100);
+/// Longest time for which a host counts as busy.
+const LONGEST_SPAN: Duration = Duration::from_secs(4);
+
+/// Limit of polling at first.
+const FIRST_POLL: Duration = Duration::from_micros(100);
+/// Shortest limit of polling: what a sleep and a wake cost.
+const SHORTEST_POLL: Duration = Duration::from_micros(25);
+/// Longest limit of polling.
+const LONGEST_POLL: Duration = Duration::from_micros(400);
+/// A wait of this many limits was too long for polling.
+const LONG_WAIT: u32 = 8;
+
+/// Time for which both sides spin on a busy host before they sleep: about what a wake-up costs. It
+/// covers an answer of a thread that runs on another processor.
+pub const BUSY_SPIN: Duration = Duration::from_micros(20);
+
+/// Sleep of a thread that lets others run on a busy host, and that no event wakes.
+const NAP: Duration = Duration::from_micros(50);
+
+/// What this process has learnt about the host. Times are in nanoseconds since [`START`], 0 for
+/// none.
+struct Host {
+    /// End of the time for which the host counts as busy.
+    busy_until: AtomicU64,
+    /// Length of that time.
+    span: AtomicU64,
+    /// Time of the last late yield.
+    last_late: AtomicU64,
+    /// Limit of polling, in nanoseconds.
+    poll: AtomicU64,
+    /// Number of late yields.
+    late_yields: AtomicU64,
+}
+
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+static HOST: Host = Host::new();
+
+impl Host {
+    const fn new() -> Self {
+        Self {
+            busy_until: AtomicU64::new(0),
+            span: AtomicU64::new(0),
+            last_late: AtomicU64::new(0),
+            poll: AtomicU64::new(FIRST_POLL.as_nanos() as u64),
+            late_yields: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns whether the host is busy. On a quiet host this is a single load.
+    fn is_busy(&self, now: impl FnOnce() -> u64) -> bool {
+        let until = self.busy_until.load(Ordering::Relaxed);
+        if until == 0 {
+            return false;
+        }
+        if now() < until {
+            return true;
+        }
+        // Another thread may have extended the time meanwhile, which then stays.
+        let _ = self.busy_until.compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
+        false
+    }
+
+    /// Records a yield that was late by `delay`. Races between threads only change by how much.
+    fn note_late(&self, now: u64, delay: Duration) {
+        self.late_yields.fetch_add(1, Ordering::Relaxed);
+        let before = self.last_late.swap(now, Ordering::Relaxed);
+        let span = self.span.load(Ordering::Relaxed);
+
+        // A late yield soon after a busy time shows that this time has been too short.
+        let is_known = span != 0 && now.saturating_sub(before) < 2 * span + nanoseconds(SUSPICION);
+        let is_second = before != 0 && now.saturating_sub(before) < nanoseconds(SUSPICION);
+        if !is_known && !is_second {
+            self.span.store(0, Ordering::Relaxed);
+            return;
+        }
+
+        let least = if is_known { 2 * span } else { nanoseconds(SHORTEST_SPAN) };
+        let span = nanoseconds(delay * LATE_FACTOR).max(least).min(nanoseconds(LONGEST_SPAN));
+        self.span.store(span, Ordering::Relaxed);
+        self.busy_until.store(now + span, Ordering::Relaxed);
+    }
+
+    /// Records a sleep that an event ended, `waited` after the wait had begun to poll.
+    fn note_woken(&self, waited: Duration) {
+        let limit = self.poll.load(Ordering::Relaxed);
+        let new = if waited < LONGEST_POLL {
+            (limit * 2).min(nanoseconds(LONGEST_POLL))
+        } else if nanoseconds(waited) > limit * u64::from(LONG_WAIT) {
+            (limit / 2).max(nanoseconds(SHORTEST_POLL))
+        } else {
+            return;
+        };
+        if new != limit {
+            self.poll.store(new, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Returns a duration in nanoseconds.
+const fn nanoseconds(duration: Duration) -> u64 {
+    duration.as_nanos() as u64
+}
+
+/// Returns the nanoseconds since the first call in this process, at least 1.
+fn now() -> u64 {
+    nanoseconds(START.elapsed()).max(1)
+}
+
+/// Returns whether other programs take the processors, so that a yield comes back late. A wait then
+/// sleeps instead.
+#[inline]
+pub fn is_busy() -> bool {
+    HOST.is_busy(now)
+}
+
+/// Returns how many yields of this process have come back late.
+pub fn late_yields() -> u64 {
+    HOST.late_yields.load(Ordering::Relaxed)
+}
+
+/// Returns for how long a wait polls before it sleeps: 25 to 400 us, as earlier waits have taught.
+#[inline]
+pub fn poll_limit() -> Duration {
+    Duration::from_nanos(HOST.poll.load(Ordering::Relaxed))
+}
+
+/// Yields the processor once, and returns whether the yield was late.
+pub fn yield_now() -> bool {
+    let start = Instant::now();
+    thread::yield_now();
+    let delay = start.elapsed();
+
+    let is_late = delay >= LATE;
+    if is_late {
+        HOST.note_late(now(), delay);
+    }
+    is_late
+}
+
+/// Lets other threads run, in a loop that nothing wakes: it yields, or sleeps briefly on a busy
+/// host.
+pub fn step_aside() {
+    if is_busy() {
+        thread::sleep(NAP);
+    } else {
+        yield_now();
+    }
+}
+
+/// Records that an event has ended a sleep, `waited` after the wait had begun to poll.
+pub fn note_woken(waited: Duration) {
+    HOST.note_woken(waited);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MILLISECOND: u64 = 1_000_000;
+    const SLICE: Duration = Duration::from_millis(3);
+
+    fn is_busy_at(host: &Host, time: u64) -> bool {
+        host.is_busy(|| time)
+    }
+
+    #[test]
+    fn a_single_late_yield_does_not_make_the_host_busy() {
+        let host = Host::new();
+        host.note_late(MILLISECOND, SLICE);
+        host.note_late(500 * MILLISECOND, SLICE);
+        assert!(!is_busy_at(&host, 501 * MILLISECOND));
+    }
+
+    #[test]
+    fn two_late_yields_make_the_host_busy_in_proportion_to_the_delay() {
+        let host = Host::new();
+        host.note_late(MILLISECOND, SLICE);
+        host.note_late(4 * MILLISECOND, SLICE);
+        let end = 4 * MILLISECOND + nanoseconds(SLICE * LATE_FACTOR);
+        assert!(is_busy_at(&host, end - 1));
+        assert!(!is_busy_at(&host, end));
+    }
+
+    #[test]
+    fn a_late_yield_after_a_busy_time_doubles_it_up_to_the_longest() {
+        let host = Host::new();
+        host.note_late(MILLISECOND, SLICE);
+        let mut time = 4 * MILLISECOND;
+        let mut span = nanoseconds(SLICE * LATE_FACTOR);
+        host.note_late(time, SLICE);
+
+        for _ in 0..8 {
+            time += span;
+            assert!(!is_busy_at(&host, time));
+            host.note_late(time, SLICE);
+            span = (span * 2).min(nanoseconds(LONGEST_SPAN));
+            assert!(is_busy_at(&host, time + span - 1));
+        }
+    }
+
+    #[test]
+    fn a_quiet_time_is_remembered_as_such() {
+        let host = Host::new();
+        host.note_late(MILLISECOND, SLICE);
+        host.note_late(4 * MILLISECOND, SLICE);
+        // One late yield long after is a single one again.
+        host.note_late(60_000 * MILLISECOND, SLICE);
+        assert!(!is_busy_at(&host, 60_001 * MILLISECOND));
+    }
+
+    #[test]
+    fn polling_grows_by_short_sleeps_and_shrinks_by_long_ones() {
+        let host = Host::new();
+        let limit = || Duration::from_nanos(host.poll.load(Ordering::Relaxed));
+
+        (0..8).for_each(|_| host.note_woken(Duration::from_micros(120)));
+        assert_eq!(limit(), LONGEST_POLL);
+        (0..8).for_each(|_| host.note_woken(Duration::from_secs(1)));
+        assert_eq!(limit(), SHORTEST_POLL);
+    }
+}
