@@ -1,7 +1,7 @@
-//! The two pages that the core adds to every attachment: a trapped *control page* and a *mirror*
-//! page.
+//! The pages that the core adds to every attachment: a trapped *control page* and a *mirror* page,
+//! and for clients of a vfio-user server a *waiting* page.
 //!
-//! [`crate::pci::AttachmentCapability`] says where they are.
+//! [`crate::pci::AttachmentCapability`] says where the first two are.
 
 /// Largest number of posted-write rings of an attachment.
 pub const MAX_RINGS: usize = 8;
@@ -56,6 +56,26 @@ pub mod mirror {
     pub const RING_HEAD: u64 = 0x100;
     /// Distance between the heads of two rings in bytes: a cache line.
     pub const RING_HEAD_STRIDE: u64 = 0x40;
+    /// Size of the page in bytes.
+    pub const SIZE: u64 = 0x1000;
+}
+
+/// The waiting page, by which a client of a vfio-user server is woken. It is a VFIO region of its
+/// own, beyond those of PCI, and so is the interrupt that wakes the client. A client that finds
+/// nothing to do sets [`waiting::WAITING`], makes the engine's processor execute a barrier
+/// (`membarrier`), looks once more, and blocks on the eventfd that it has bound to the interrupt.
+pub mod waiting {
+    /// Index of the page's VFIO region.
+    pub const REGION: u32 = 9;
+    /// Index of the VFIO interrupt that wakes the client. It has one vector.
+    pub const IRQ: u32 = 5;
+    /// Offset of a word that holds [`MAGIC_VALUE`].
+    pub const MAGIC: u64 = 0x00;
+    /// "NICW" in little-endian order.
+    pub const MAGIC_VALUE: u32 = 0x5743_494e;
+    /// Offset of the waiting word. The client sets it to 1 before it blocks. The engine clears it
+    /// when it signals the interrupt.
+    pub const WAITING: u64 = 0x40;
     /// Size of the page in bytes.
     pub const SIZE: u64 = 0x1000;
 }

@@ -196,6 +196,17 @@ pub fn must_kick(sleeping: &impl SleepFlag, barrier: &impl WriterBarrier) -> boo
     sleeping.is_set()
 }
 
+/// Returns whether the sleeper must be woken, as [`must_kick`] does, and clears its word if so. A
+/// writer that makes many stores thus wakes a sleeper once.
+#[inline]
+pub fn take_sleeper(sleeping: &impl SleepFlag, barrier: &impl WriterBarrier) -> bool {
+    let must_wake = must_kick(sleeping, barrier);
+    if must_wake {
+        sleeping.set(false);
+    }
+    must_wake
+}
+
 /// Result of a sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slept {

@@ -20,7 +20,7 @@ use loom::sync::{Arc, Notify};
 use loom::thread;
 
 use nicforge_shm::posted::CELL_WORDS;
-use nicforge_shm::wake::{SleepFlag, Sleeper, SleeperBarrier, WriterBarrier, must_kick};
+use nicforge_shm::wake::{SleepFlag, Sleeper, SleeperBarrier, WriterBarrier, must_kick, take_sleeper};
 use nicforge_shm::{Cells, Consumer, Peek, Producer, RecordRef};
 
 struct ModelCell {
@@ -553,4 +553,42 @@ fn device_without_a_fence_after_its_reads_misses_data() {
 #[should_panic(expected = "Causality violation")]
 fn device_without_a_fence_before_writes_publishes_too_early() {
     pass_descriptor_to_device_and_back(|| fence(Ordering::Acquire), || {});
+}
+
+/// A client that waits for the last of `count` stores as [`nicforge_shm::wake`]'s sleeper does, and
+/// a machine that wakes it after each store. A wake-up that is lost lets the client wait for ever,
+/// which the checker reports.
+fn wait_for_machine(count: u32) {
+    loom::model(move || {
+        let shared = Arc::new((AtomicU32::new(0), Flag(AtomicU32::new(0)), Notify::new()));
+
+        let machine = thread::spawn({
+            let shared = shared.clone();
+            move || {
+                let (data, waiting, event) = &*shared;
+                for value in 1..=count {
+                    data.store(value, Ordering::Release);
+                    if take_sleeper(waiting, &Fence) {
+                        event.notify();
+                    }
+                }
+            }
+        });
+
+        let (data, waiting, event) = &*shared;
+        while data.load(Ordering::Acquire) != count {
+            waiting.set(true);
+            SleeperBarrier::barrier(&Fence);
+            if data.load(Ordering::Acquire) != count {
+                event.wait();
+            }
+        }
+        machine.join().unwrap();
+    });
+}
+
+#[test]
+fn client_that_waits_while_the_machine_works_is_woken() {
+    wait_for_machine(1);
+    wait_for_machine(3);
 }

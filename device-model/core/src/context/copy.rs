@@ -50,6 +50,7 @@ impl Context<'_> {
     /// counted. [`DmaError::Busy`] while an earlier write by message has no reply. Every other
     /// error is final, and the device should set its error bit.
     pub fn copy_to(&mut self, attachment_id: AttachmentId, iova: u64, data: &[u8]) -> Result<(), DmaError> {
+        self.function.has_touched_clients = true;
         let attachment =
             self.function.attachments.get_mut(usize::from(attachment_id.0)).ok_or(DmaError::Gone)?;
         let result = check_may_write(attachment, iova, data.len())
@@ -80,6 +81,7 @@ impl Context<'_> {
     ) -> Result<u64, DmaError> {
         const WORD: usize = size_of::<u64>();
 
+        self.function.has_touched_clients = true;
         let attachment =
             self.function.attachments.get_mut(usize::from(attachment_id.0)).ok_or(DmaError::Gone)?;
         let result =

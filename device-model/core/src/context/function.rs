@@ -8,6 +8,7 @@ use super::Completion;
 use crate::{
     attachment::{AttachmentList, Ring, WatchState},
     ids::{AttachmentId, FunctionId},
+    machine::ClientWaker,
     panic::DevicePanic,
     spec::FunctionSpec,
     time::Nanos,
@@ -38,6 +39,8 @@ pub(crate) struct FunctionState {
     pub(crate) clients_sleep: bool,
     /// The device has only passed packets on in this turn.
     pub(crate) is_transit: bool,
+    /// The device has changed something that its clients look at since waiting ones were woken.
+    pub(crate) has_touched_clients: bool,
     /// Earliest time at which the device has asked for a step during the call in progress, or
     /// [`Nanos::NEVER`].
     pub(crate) wake_at: Nanos,
@@ -46,6 +49,8 @@ pub(crate) struct FunctionState {
     /// Heads of the rings of the clients that are not cold, in the order in which a turn drains
     /// them.
     pub(crate) rings: Vec<WatchedRing>,
+    /// What wakes the clients that may wait for the device.
+    pub(crate) client_wakers: Vec<(AttachmentId, ClientWaker)>,
     /// Attachments that have a client, in the order in which a turn drains their rings.
     pub(crate) clients: Vec<AttachmentId>,
     pub(crate) attachments: AttachmentList,
@@ -61,6 +66,8 @@ impl FunctionState {
         self.clients.clear();
         let attached = self.attachments.iter().filter(|(_, attachment)| attachment.tenant.is_some());
         self.clients.extend(attached.map(|(attachment_id, _)| attachment_id));
+        let clients = &self.clients;
+        self.client_wakers.retain(|(owner, _)| clients.contains(owner));
         self.refresh_rings();
     }
 

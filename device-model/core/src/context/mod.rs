@@ -90,6 +90,7 @@ impl Context<'_> {
             return;
         }
 
+        self.function.has_touched_clients = true;
         attachment.counters.interrupts += 1;
         if attachment.interrupts.raise_msix(vector) == Raised::Pending
             && let Some(msix) = &mut attachment.msix
@@ -206,6 +207,7 @@ impl Context<'_> {
     /// also busy while an earlier write by message has no reply. Every other error is final, and
     /// the device should set its error bit.
     pub fn dma_write(&mut self, attachment_id: AttachmentId, iova: u64, data: &[u8]) -> Result<(), DmaError> {
+        self.function.has_touched_clients = true;
         let attachment =
             self.function.attachments.get_mut(usize::from(attachment_id.0)).ok_or(DmaError::Gone)?;
         let result = match check_dma(attachment, iova, data.len(), DmaAccess::Write) {
@@ -277,6 +279,14 @@ impl Context<'_> {
     #[inline]
     pub fn note_transit(&mut self) {
         self.function.is_transit = true;
+    }
+
+    /// Records that the device has changed something that its clients look at, by other means than
+    /// this context: a mirror, or memory that it has leased. A client that waits is then woken. A
+    /// step that returns [`Progress::Busy`](crate::progress::Progress::Busy) needs no such record.
+    #[inline]
+    pub fn note_change(&mut self) {
+        self.function.has_touched_clients = true;
     }
 
     /// Returns the number of writes by message to a client that have no reply yet.

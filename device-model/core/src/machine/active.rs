@@ -116,6 +116,7 @@ impl ActiveFunction<'_> {
         self.slot.method_in_progress = None;
 
         self.update_timer();
+        self.note_work();
 
         result
     }

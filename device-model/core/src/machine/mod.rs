@@ -20,6 +20,7 @@
 //! | `contain.rs` | containment of panics of devices |
 //! | `query.rs` | queries, which change nothing |
 //! | `virtual_time.rs` | running from event to event, without a clock |
+//! | `waiting_clients.rs` | wake-ups of clients that wait for their device |
 
 mod access;
 mod active;
@@ -33,6 +34,7 @@ mod rings;
 mod schedule;
 mod sleeping_clients;
 mod virtual_time;
+mod waiting_clients;
 
 use std::{
     collections::VecDeque,
@@ -48,6 +50,7 @@ pub use self::{
     query::{RegionView, region},
     schedule::Next,
     virtual_time::{Endless, TurnLimits},
+    waiting_clients::ClientWaker,
 };
 use self::{
     active::ActiveFunction,
@@ -94,6 +97,9 @@ struct FunctionSlot {
     timer: Nanos,
     /// The function is among the hot ones of [`Schedule`], or being put there.
     queued: bool,
+    /// The function is in the list of those that have worked in this step: see
+    /// `waiting_clients.rs`.
+    has_worked: bool,
     /// The device's method that is in progress, or `None` between calls. After a panic it tells
     /// which device panicked.
     method_in_progress: Option<DeviceMethod>,
@@ -176,7 +182,9 @@ impl Machine {
             lets_clients_sleep,
             clients_sleep: false,
             is_transit: false,
+            has_touched_clients: false,
             completions: VecDeque::new(),
+            client_wakers: Vec::new(),
             wake_at: Nanos::NEVER,
             panic: None,
         };
@@ -187,6 +195,7 @@ impl Machine {
             poll_state: PollState::Cold,
             client_check: Nanos::ZERO,
             queued: false,
+            has_worked: false,
             timer: Nanos::NEVER,
             turns: TurnCount::default(),
             method_in_progress: None,

@@ -66,6 +66,8 @@ pub(super) struct Schedule {
     timers: BinaryHeap<Reverse<(Nanos, FunctionId)>>,
     /// Time without work after which a function goes cold, in nanoseconds.
     cool_after: u64,
+    /// The value to which `cool_after` returns at the end of this step, if it is another one.
+    usual_cool_after: Option<u64>,
     /// Functions and clients that go cold at the end of this step.
     cooling: Vec<Cooling>,
     /// Number of timers above which the stale ones are removed.
@@ -74,6 +76,12 @@ pub(super) struct Schedule {
     has_many_timers: bool,
     /// Functions with changed links, and a bit mask of their ports. It is empty between calls.
     link_changes: Vec<(FunctionId, u64)>,
+    /// Functions with waiting clients that have worked since these were woken last.
+    pub(super) worked: Vec<FunctionId>,
+    /// Time of the step in which the first of these worked.
+    pub(super) worked_since: Option<Nanos>,
+    /// Number of wake-ups of waiting clients.
+    pub(super) client_wakes: u64,
 }
 
 impl Schedule {
@@ -83,10 +91,14 @@ impl Schedule {
             has_gaps: false,
             timers: BinaryHeap::new(),
             cool_after: COOL_AFTER,
+            usual_cool_after: None,
             cooling: Vec::new(),
             timer_limit: 0,
             has_many_timers: false,
             link_changes: Vec::new(),
+            worked: Vec::new(),
+            worked_since: None,
+            client_wakes: 0,
         }
     }
 
@@ -220,6 +232,10 @@ impl Machine {
         if has_companions {
             busy |= self.step_companions(budget);
         }
+        self.wake_waiting_clients(busy);
+        if let Some(usual) = self.schedule.usual_cool_after.take() {
+            self.schedule.cool_after = usual;
+        }
 
         if busy || !self.shared.outgoing.is_empty() {
             Next::Now
@@ -296,6 +312,25 @@ impl Machine {
     /// Sets the time without work after which a function goes cold, in nanoseconds.
     pub fn set_cool_after(&mut self, nanoseconds: u64) {
         self.schedule.cool_after = nanoseconds;
+    }
+
+    /// Lets the functions that the next step finds without work go cold in it, so that a client's
+    /// store wakes them.
+    pub fn cool_in_next_step(&mut self) {
+        let usual = std::mem::replace(&mut self.schedule.cool_after, 0);
+        self.schedule.usual_cool_after.get_or_insert(usual);
+    }
+
+    /// Lets the idle times of all hot functions begin anew. A caller that had no processor for a
+    /// while calls this: the functions would otherwise go cold for lack of polls, not of work.
+    pub fn restart_idle_times(&mut self) {
+        for function in &self.schedule.hot {
+            if let Some(slot) = self.slots.get_mut(function.0 as usize)
+                && let PollState::Hot { idle_since } = &mut slot.poll_state
+            {
+                *idle_since = None;
+            }
+        }
     }
 
     /// Polls the mapped memory of every function that has a client, in the next step.
@@ -468,7 +503,14 @@ impl ActiveFunction<'_> {
         if self.slot.state.wake_at < Nanos::NEVER {
             self.update_timer();
         }
-        busy | (has_results && self.deliver_queued_results(budget - results) > 0)
+        busy |= has_results && self.deliver_queued_results(budget - results) > 0;
+
+        // Packets that are only passed on concern no client.
+        let state = &self.slot.state;
+        if state.has_touched_clients || busy && !(state.clients_sleep && state.is_transit) {
+            self.note_work();
+        }
+        busy
     }
 
     /// Delivers DMA results and drains the rings.

@@ -22,3 +22,4 @@ mod schedule;
 mod sleepers;
 mod spec;
 mod virtual_time;
+mod waiting_clients;

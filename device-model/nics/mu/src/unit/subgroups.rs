@@ -86,6 +86,7 @@ impl Subgroups {
                 let attachment_id = subgroup.owner().attachment;
                 let vectors = subgroup.interrupts.take_vectors();
                 raise(context, attachment_id, vectors);
+                context.note_change();
             }
             self.changed.remove(member);
             next = self.changed.next_after(member);
