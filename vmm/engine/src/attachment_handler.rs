@@ -10,6 +10,7 @@ use nicforge_core::{
     interrupt::{INDICES, INTX, InterruptSink},
     machine::{Access, AccessError, Machine, region},
 };
+use nicforge_hwi::attachment;
 use nicforge_vfio_user::{
     DEVICE_FLAGS_PCI, DEVICE_FLAGS_RESET, DMA_FLAG_READ, DMA_FLAG_WRITE, DeviceInfo, DmaMap, DmaUnmap, Errno,
     Handler, IrqAction, IrqData, IrqInfo, Outcome, PeerFd, REGION_FLAG_MMAP, REGION_FLAG_READ,
@@ -24,6 +25,7 @@ use crate::{
     memory::{Backing, FileId},
     sink::{self, EventFdSink, EventFds},
     stats::ServerCounters,
+    waiting,
     watched::ClientKey,
 };
 
@@ -110,6 +112,19 @@ impl AttachmentHandler<'_> {
             .map_err(|error| errno::of_machine(&error))
     }
 
+    /// Binds or unbinds the eventfd that wakes the client when it waits for the device.
+    fn set_waiting_irq(&mut self, action: IrqAction, data: IrqData) -> Result<(), Errno> {
+        let fds = match (action, data) {
+            (IrqAction::Trigger, IrqData::EventFd(fds)) => fds,
+            (IrqAction::Disable, _) => Vec::new(),
+            _ => return Err(Errno::EINVAL),
+        };
+
+        let owner = (self.client.function, self.client.attachment);
+        let eventfd_owner = &self.client.eventfd_owner;
+        self.client.waiting.bind(self.machine, owner, fds, eventfd_owner, self.eventfds)
+    }
+
     /// Counts a client whose memory cannot be mapped. Of these clients of an attachment the first,
     /// second, fourth, eighth and so on are logged, so that a client that reconnects repeatedly
     /// does not fill the log.
@@ -148,14 +163,19 @@ impl AttachmentHandler<'_> {
 
 impl Handler for AttachmentHandler<'_> {
     fn device_info(&mut self) -> DeviceInfo {
+        // The waiting page and its interrupt follow those of PCI.
+        let is_woken = waiting::is_offered(self.machine, self.client.function);
         DeviceInfo {
             flags: DEVICE_FLAGS_PCI | DEVICE_FLAGS_RESET,
-            num_regions: region::COUNT,
-            num_irqs: INDICES,
+            num_regions: region::COUNT + u32::from(is_woken),
+            num_irqs: INDICES + u32::from(is_woken),
         }
     }
 
     fn region_info(&mut self, index: u32) -> Result<RegionInfo, Errno> {
+        if index == attachment::waiting::REGION && waiting::is_offered(self.machine, self.client.function) {
+            return self.client.waiting.region_info();
+        }
         if index >= region::COUNT {
             return Err(Errno::EINVAL);
         }
@@ -182,6 +202,9 @@ impl Handler for AttachmentHandler<'_> {
     }
 
     fn irq_info(&mut self, index: u32) -> Result<IrqInfo, Errno> {
+        if index == attachment::waiting::IRQ && waiting::is_offered(self.machine, self.client.function) {
+            return Ok(waiting::irq_info());
+        }
         let info = self
             .machine
             .irq_info(self.client.function, self.client.attachment, index)
@@ -259,6 +282,9 @@ impl Handler for AttachmentHandler<'_> {
 
     fn set_irqs(&mut self, irqs: SetIrqs) -> Result<(), Errno> {
         let SetIrqs { index, start, count, action, data } = irqs;
+        if index == attachment::waiting::IRQ {
+            return self.set_waiting_irq(action, data);
+        }
         let data = match (action, data) {
             (IrqAction::Trigger, IrqData::EventFd(fds)) => return self.bind_eventfds(index, start, fds),
             (IrqAction::Unmask, IrqData::EventFd(fds)) => return self.bind_unmask_eventfd(index, fds),

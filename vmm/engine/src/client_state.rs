@@ -20,6 +20,7 @@ use crate::{
     memory::{ClientMemory, MappingSource},
     sink::EventFdOwner,
     stats::ServerCounters,
+    waiting::WaitingPage,
 };
 
 /// Maximum number of DMA messages that wait to be sent. A machine has at most half as many in
@@ -113,6 +114,8 @@ pub(crate) struct ClientState {
     pub(crate) was_cancelled: bool,
     /// The client as the owner of eventfds; records whether they are still written.
     pub(crate) eventfd_owner: Arc<EventFdOwner>,
+    /// The page in which the client says that it waits.
+    pub(crate) waiting: WaitingPage,
     /// DMA messages that were sent and not answered, the oldest first.
     outstanding: VecDeque<Outstanding>,
     /// DMA messages that were not sent yet, the oldest first.
@@ -137,6 +140,7 @@ impl ClientState {
             new_unmask: None,
             was_cancelled: false,
             eventfd_owner: Arc::new(EventFdOwner::new(config.quotas.long_call)),
+            waiting: WaitingPage::default(),
             outstanding: VecDeque::new(),
             unsent: VecDeque::new(),
             last_token: 0,
@@ -149,6 +153,11 @@ impl ClientState {
     pub(crate) fn next_token(&mut self) -> Token {
         self.last_token += 1;
         self.last_token
+    }
+
+    /// Returns whether the deferred access goes on in the next round, whatever the device does.
+    pub(crate) fn waits_for_next_round(&self) -> bool {
+        self.deferred.as_ref().is_some_and(|deferred| deferred.waits_for == WaitsFor::NextRound)
     }
 
     /// Offers the deferred access to the device again, or reads the next piece of a long read.

@@ -37,6 +37,7 @@ mod socket;
 mod stats;
 mod stop;
 mod wait;
+mod waiting;
 mod watchdog;
 mod watched;
 

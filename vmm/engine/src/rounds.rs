@@ -1,9 +1,15 @@
 //! The engine's loop. A round steps the machine, collects events, serves clients and accepts
 //! connections.
+//!
+//! After its last work the engine polls the memory of its clients for a while, and yields the
+//! processor meanwhile: a client that posts in this time needs no system call. Then it sleeps until
+//! a client wakes it. On a busy host ([`pace`]) a yield would cost milliseconds, so the engine
+//! spins for much shorter, and never yields.
 
 use std::time::{Duration, Instant};
 
 use nicforge_core::{machine::Next, time::Nanos};
+use nicforge_shm::pace;
 
 use crate::{
     engine::{Engine, nanoseconds},
@@ -20,6 +26,11 @@ const BUSY_ROUNDS_PER_CHECK: u32 = 16;
 /// engine would spin much longer before it yields its processor to the application that it waits
 /// for.
 const IDLE_ROUNDS_PER_CHECK: u32 = 8;
+/// Rounds without work after which the engine no longer polls for a stalled access, but sleeps
+/// [`STALL_SLEEP`] between two attempts.
+const STALL_ROUNDS: u32 = 256;
+/// Longest sleep while an access is stalled.
+const STALL_SLEEP: Duration = Duration::from_millis(1);
 
 /// State that the loop keeps from one round to the next.
 #[derive(Default)]
@@ -30,6 +41,15 @@ struct LoopState {
     rounds_without_check: u32,
     /// Whether the last step returned [`Next::At`]: the machine waits for a time or an access.
     machine_is_asleep: bool,
+    /// Whether functions go cold as on a busy host.
+    cools_early: bool,
+}
+
+impl LoopState {
+    /// Returns whether the rounds without work were enough for a stalled access.
+    fn has_polled_for_stall(&self) -> bool {
+        self.empty_rounds >= STALL_ROUNDS || (self.cools_early && self.empty_rounds > 0)
+    }
 }
 
 impl Engine {
@@ -41,16 +61,17 @@ impl Engine {
         while !stop.is_stopped() {
             self.round_counters.rounds += 1;
             let before = self.clock.elapsed();
+            self.follow_pace(&mut state);
             let next = self.step(before, state.machine_is_asleep);
             state.machine_is_asleep = matches!(next, Next::At(_));
+            self.round_counters.worked += u64::from(next == Next::Now);
             let now = Instant::now();
             let step_time = self.clock.since_start(now).saturating_sub(before);
             self.round_counters.longest.record_step(step_time);
 
             self.distribute_dma_messages(now);
-            if self.queues.count_deferred() > 0 {
-                self.retry_deferred(now);
-            }
+            let goes_on = self.queues.count_deferred() > 0 && self.retry_deferred(now);
+            let next = if goes_on { Next::Now } else { next };
 
             self.collect_events(next, now, &mut state, &mut events)?;
             self.handle_events(&mut events);
@@ -71,14 +92,25 @@ impl Engine {
         self.clock.note_scan(now);
         self.unmap_released();
         if was_asleep {
-            // Functions stay hot for zero time after their last work, in this step only.
-            self.machine.set_cool_after(0);
+            self.machine.cool_in_next_step();
         }
 
         self.machine.rescan();
-        let next = self.machine.step(time, self.config.budget);
-        self.machine.set_cool_after(nanoseconds(self.config.cool_after));
-        next
+        self.machine.step(time, self.config.budget)
+    }
+
+    /// Lets functions go cold as early as the pace of the host suggests.
+    fn follow_pace(&mut self, state: &mut LoopState) {
+        let is_busy = pace::is_busy();
+        if is_busy != state.cools_early {
+            state.cools_early = is_busy;
+            self.machine.set_cool_after(nanoseconds(self.cool_after(is_busy)));
+        }
+    }
+
+    /// Returns the time without work after which functions go cold.
+    fn cool_after(&self, cools_early: bool) -> Duration {
+        if cools_early { self.config.cool_after.min(pace::BUSY_SPIN) } else { self.config.cool_after }
     }
 
     /// Returns whether all mapped memory must be checked at each `safety_timeout`: there are
@@ -124,15 +156,24 @@ impl Engine {
                 must_check =
                     self.events.poll_is_cheap() || state.rounds_without_check >= IDLE_ROUNDS_PER_CHECK;
             }
-            // A deferred access is tried again in each round, so the engine must not sleep.
-            Next::At(_) if self.queues.count_deferred() > 0 => self.pause(state),
+            // A stalled access is tried again in each round. Only work of the machine lets it go
+            // on, so after a while a short sleep does no harm.
+            Next::At(_) if self.queues.count_deferred() > 0 && !state.has_polled_for_stall() => {
+                self.pause(state);
+            }
             Next::At(wake_time) => match self.sleep_time(wake_time, now) {
                 Some(duration) if duration < self.events.shortest_sleep() => self.pause(state),
                 duration => {
+                    let duration = match self.queues.count_deferred() {
+                        0 => duration,
+                        _ => Some(duration.map_or(STALL_SLEEP, |duration| duration.min(STALL_SLEEP))),
+                    };
                     self.round_counters.sleeps += 1;
                     self.events.wait(duration, events).map_err(|reason| self.wait_error(reason))?;
                     must_check = false;
-                    state.empty_rounds = 0;
+                    if self.queues.count_deferred() == 0 {
+                        state.empty_rounds = 0;
+                    }
                 }
             },
         }
@@ -145,12 +186,15 @@ impl Engine {
     }
 
     /// Lets a moment pass after a round without work: spins, or yields the processor once `spin`
-    /// such rounds have followed each other.
-    fn pause(&self, state: &mut LoopState) {
-        if state.empty_rounds >= self.config.spin {
-            std::thread::yield_now();
-        } else {
+    /// such rounds have followed each other. On a busy host it only spins.
+    fn pause(&mut self, state: &mut LoopState) {
+        if state.empty_rounds < self.config.spin || state.cools_early {
             std::hint::spin_loop();
+        } else {
+            self.round_counters.yields += 1;
+            if pace::yield_now() {
+                self.machine.restart_idle_times();
+            }
         }
         state.empty_rounds = state.empty_rounds.saturating_add(1);
     }

@@ -177,10 +177,11 @@ impl Engine {
     }
 
     /// Tries each deferred access again, once. Those that have not ended go to the end of the
-    /// queue, for the next round.
-    pub(crate) fn retry_deferred(&mut self, now: Instant) {
+    /// queue, for the next round. Returns whether one of these waits for nothing but its turn.
+    pub(crate) fn retry_deferred(&mut self, now: Instant) -> bool {
+        let mut goes_on = false;
         for _ in 0..self.queues.count_deferred() {
-            let Some(index) = self.queues.pop_deferred() else { return };
+            let Some(index) = self.queues.pop_deferred() else { break };
             let attachment = &mut self.attachments[index];
             let Some(client) = &mut attachment.client else { continue };
             if client.state.deferred.is_none() {
@@ -191,9 +192,11 @@ impl Engine {
             if client.state.retry_access(&mut self.machine, connection, now, &mut attachment.counters) {
                 self.queue_client(index);
             } else {
+                goes_on |= client.state.waits_for_next_round();
                 self.queues.push_deferred(index);
             }
         }
+        goes_on
     }
 
     /// Serves and accepts again at the attachments that were held back until items were closed.

@@ -10,6 +10,8 @@ use nicforge_core::{
     panic::DevicePanic,
 };
 
+use nicforge_shm::pace;
+
 use crate::{client::Client, engine::Engine};
 
 /// Counters of each socket, over all its clients.
@@ -130,6 +132,10 @@ impl LongestTurn {
 #[derive(Debug, Default)]
 pub(crate) struct RoundCounters {
     pub(crate) rounds: u64,
+    /// Rounds in whose step the machine worked.
+    pub(crate) worked: u64,
+    /// Rounds without work that yielded the processor.
+    pub(crate) yields: u64,
     /// Rounds in which the engine slept.
     pub(crate) sleeps: u64,
     /// The longest step or client turn of all rounds.
@@ -147,8 +153,19 @@ pub struct EngineSnapshot {
     pub hot_functions: usize,
     /// Rounds of the engine.
     pub turns: u64,
+    /// Rounds in whose step the machine found work.
+    pub worked: u64,
+    /// Times the engine yielded its processor.
+    pub yields: u64,
+    /// Yields of the server's threads that came back late, because other programs had the
+    /// processors.
+    pub late_yields: u64,
     /// Times the engine slept.
     pub sleeps: u64,
+    /// Times the engine woke a client that waited for its device.
+    pub client_wakes: u64,
+    /// Whether the engine avoids yields, because other programs take the processors.
+    pub host_is_busy: bool,
     /// The longest time that the engine was busy with one client or step.
     pub longest_turn: LongestTurn,
     /// The functions.
@@ -166,7 +183,12 @@ impl Engine {
             uptime: self.clock.elapsed(),
             hot_functions: self.machine.hot_functions(),
             turns: self.round_counters.rounds,
+            worked: self.round_counters.worked,
+            yields: self.round_counters.yields,
+            late_yields: pace::late_yields(),
             sleeps: self.round_counters.sleeps,
+            client_wakes: self.machine.client_wakes(),
+            host_is_busy: pace::is_busy(),
             longest_turn: self.round_counters.longest,
             functions,
         }

@@ -22,3 +22,4 @@ mod serve;
 mod survive;
 mod tenants;
 mod turns;
+mod waiting;

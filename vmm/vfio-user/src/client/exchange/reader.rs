@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
+use nicforge_shm::pace;
 use nix::poll::{PollFlags, PollTimeout};
 
 use super::{Exchange, MAX_WAIT, OwnedReply, Reply, State, poll_one};
@@ -77,7 +78,7 @@ impl InputWait {
         if self.empty_reads < READS_BEFORE_YIELD {
             std::hint::spin_loop();
         } else {
-            std::thread::yield_now();
+            pace::yield_now();
         }
     }
 }
@@ -125,13 +126,15 @@ impl Exchange {
         has_queued: bool,
         on_reply: impl FnOnce(Header, Reply<'_>) -> Result<T, ClientError>,
     ) -> StopReason<T> {
-        let spin_end = (!self.spin.is_zero()).then(|| Instant::now() + self.spin);
+        // On a busy host a yield would cost more than a read that blocks.
+        let spins = !self.spin.is_zero() && !pace::is_busy();
+        let spin_end = spins.then(|| Instant::now() + self.spin);
         let mut wait = InputWait { awaited, deadline, spin_end, empty_reads: 0, has_queued };
         if self.shares_processor && awaited.is_reply() && spin_end.is_some() {
             // No reply can be there before the server has run. So the thread yields at once, and
             // again after each read that finds none.
             wait.empty_reads = READS_BEFORE_YIELD;
-            std::thread::yield_now();
+            pace::yield_now();
         }
 
         loop {
@@ -169,7 +172,7 @@ impl Exchange {
     /// Reads the socket once. When the socket is empty, it spins, or waits for at most
     /// [`MAX_WAIT`].
     fn receive(&self, rx: &mut Receiver, wait: &mut InputWait) -> Result<(), NoInput> {
-        let is_spinning = wait.spin_end.is_some_and(|end| Instant::now() < end);
+        let is_spinning = wait.spin_end.is_some_and(|end| Instant::now() < end) && !pace::is_busy();
         // A read that blocks is one system call instead of a read, a `poll` and another read.
         // Another thread that sends meanwhile flushes the queue itself. The rest of a message that
         // may not wait is sent after this read.
