@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use nicforge_shm::pace;
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, ppoll},
@@ -213,9 +214,11 @@ fn poll_first(
     deadline: Deadline,
     cancel: Option<&Cancel>,
 ) -> Result<Option<(usize, u64)>, Error> {
-    let spin = deadline.at_most(shared.options.spin);
+    // On a busy host the wait blocks at once.
+    let spin = if pace::is_busy() { Duration::ZERO } else { shared.options.spin };
+    let relax = Relax::with_backoff(shared.options.backoff.polling());
 
-    match shared.wait_for(spin, cancel, AWAITED, || Ok(take_any(interrupts))) {
+    match shared.wait_with(relax, deadline.at_most(spin), cancel, AWAITED, || Ok(take_any(interrupts))) {
         Ok(found) => Ok(Some(found)),
         Err(Error::Timeout { .. }) if deadline.has_passed() => Err(deadline.timeout(AWAITED)),
         Err(Error::Timeout { .. }) => Ok(None),

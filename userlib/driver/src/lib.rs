@@ -53,8 +53,9 @@ mod waiter;
 
 pub use address::{DeviceAddress, PciAddress};
 pub use backing::{
-    Backing, DmaAddresses, DmaAllocation, DmaMemory, IRQ_INTX, IRQ_MSI, IRQ_MSIX, InterruptSource, IrqInfo,
-    MappableArea, PrivateMemory, REGION_CONFIG, REGION_ROM, RegionInfo, Shim, Vfio, VfioUser, WriteMode,
+    Backing, ClientWake, DmaAddresses, DmaAllocation, DmaMemory, IRQ_INTX, IRQ_MSI, IRQ_MSIX,
+    InterruptSource, IrqInfo, MappableArea, PrivateMemory, REGION_CONFIG, REGION_ROM, RegionInfo, Shim, Vfio,
+    VfioUser, WriteMode,
 };
 pub use bar::Bar;
 pub use device::{Device, Identity, OpenOptions};

@@ -15,8 +15,11 @@ use nix::{
     sys::eventfd::{EfdFlags, EventFd},
 };
 
+use nicforge_shm::{SAFETY_TIMEOUT, pace};
+
 use crate::{
     Error,
+    backing::Armed,
     runtime::{self, Instant},
 };
 
@@ -160,28 +163,30 @@ impl fmt::Debug for Cancel {
 }
 
 /// How a waiting loop on a host pauses: its first pauses spin, the next ones yield the processor,
-/// and all others sleep, longer and longer.
+/// and all others sleep.
+///
+/// On a host whose processors other programs take, no pause yields ([`nicforge_shm::pace`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
     /// Number of pauses that only spin, at the beginning. Each takes 20 to 40 ns.
     pub spins: u32,
-    /// Number of pauses after the spinning ones that yield the processor. Each takes about 1 us if
-    /// another thread wants the processor.
-    pub yields: u32,
-    /// Length of the first sleep, after the yielding pauses. Each sleep is twice as long as the one
-    /// before, up to [`Backoff::longest_sleep`].
+    /// Time for which the pauses after that yield the processor. `None` is the time that has paid
+    /// off in this process so far: 25 to 400 us.
+    pub poll: Option<Duration>,
+    /// Length of the first sleep, after the yielding pauses, where nothing wakes the thread. Each
+    /// sleep is twice as long as the one before, up to [`Backoff::longest_sleep`].
     pub first_sleep: Duration,
-    /// Length of the longest sleep.
+    /// Length of the longest sleep where nothing wakes the thread.
     pub longest_sleep: Duration,
 }
 
 impl Backoff {
     /// The back-off for hosts with few processors, on which a spinning thread may take the
-    /// processor from the very thread that it waits for. It hardly spins, then yields for 100 us or
-    /// more, and then sleeps for 20 us to 1 ms at a time.
+    /// processor from the very thread that it waits for. It hardly spins, then yields while that
+    /// pays, and then sleeps until the engine wakes it, or for 20 us to 1 ms at a time.
     pub const SHARED: Self = Self {
         spins: 4,
-        yields: 100,
+        poll: None,
         first_sleep: Duration::from_micros(20),
         longest_sleep: Duration::from_millis(1),
     };
@@ -190,6 +195,11 @@ impl Backoff {
     /// spins for about a microsecond, in which a cache line comes from another processor, and
     /// continues as [`Backoff::SHARED`].
     pub const DEDICATED: Self = Self { spins: 32, ..Self::SHARED };
+
+    /// Returns this back-off without sleeps: it polls until the wait ends, except on a busy host.
+    pub const fn polling(self) -> Self {
+        Self { poll: Some(Duration::MAX), ..self }
+    }
 }
 
 /// Minimum number of processors for [`Backoff::DEDICATED`]: one for an engine, two for
@@ -217,7 +227,7 @@ pub enum Pause {
     Spin,
     /// Yields the processor to another thread.
     Yield,
-    /// Sleeps for this time. A loop that can block on descriptors blocks for at most this time
+    /// Sleeps for this time. A loop that can be woken, or that can block on descriptors, does that
     /// instead.
     Sleep(Duration),
 }
@@ -228,7 +238,9 @@ impl Pause {
     pub fn take(self) {
         match self {
             Pause::Spin => std::hint::spin_loop(),
-            Pause::Yield => std::thread::yield_now(),
+            Pause::Yield => {
+                pace::yield_now();
+            }
             Pause::Sleep(time) => runtime::sleep(time),
         }
     }
@@ -244,6 +256,18 @@ pub struct Relax {
     calls: u32,
     /// Number of pauses since the start or the last reset.
     pauses: u32,
+    /// Number of sleeps since then.
+    sleeps: u32,
+    /// Time of the first pause after the spinning ones.
+    polling_since: Option<Instant>,
+    /// What the last pause prepared: the next one blocks, unless the loop finds its event before.
+    pub(crate) armed: Option<Armed>,
+    /// Whether the last pause slept.
+    pub(crate) has_slept: bool,
+    /// Time at which the loop ends. No sleep goes beyond it.
+    pub(crate) deadline: Deadline,
+    /// Whether the loop also waits for stores of other programs or threads, which wake nothing.
+    waits_for_programs: bool,
     backoff: Backoff,
 }
 
@@ -261,19 +285,50 @@ impl Relax {
 
     /// Creates a loop's state with the given back-off.
     pub const fn with_backoff(backoff: Backoff) -> Self {
-        Self { calls: 0, pauses: 0, backoff }
+        Self {
+            calls: 0,
+            pauses: 0,
+            sleeps: 0,
+            polling_since: None,
+            armed: None,
+            has_slept: false,
+            deadline: Deadline::never(),
+            waits_for_programs: false,
+            backoff,
+        }
     }
 
     /// Lets the next pauses spin again, after progress.
     #[inline]
     pub fn reset(&mut self) {
-        self.pauses = 0;
+        if self.pauses != 0 {
+            (self.pauses, self.sleeps) = (0, 0);
+            (self.polling_since, self.armed) = (None, None);
+        }
+    }
+
+    /// Limits each sleep to that of the back-off, 20 us to 1 ms, for a loop that also waits for
+    /// memory into which other programs or threads store. The engine knows nothing of such stores.
+    pub fn wait_for_programs_too(&mut self) {
+        self.waits_for_programs = true;
+    }
+
+    /// Returns how long a pause may sleep from which the engine wakes the loop. `sleep` is its
+    /// length by the back-off.
+    pub(crate) fn limit_of_sleep(&self, sleep: Duration) -> Duration {
+        let limit = if self.waits_for_programs { sleep } else { SAFETY_TIMEOUT };
+        self.deadline.remaining().map_or(limit, |remaining| remaining.min(limit))
     }
 
     /// Returns the number of pauses since the start or the last reset. It stops at `u32::MAX`.
     #[inline]
     pub fn pauses(&self) -> u32 {
         self.pauses
+    }
+
+    /// Returns the time since the first pause that did not spin.
+    pub(crate) fn waited(&self) -> Duration {
+        self.polling_since.map(|since| since.elapsed()).unwrap_or_default()
     }
 
     /// Counts one iteration of a loop that waits for a device, and returns their number so far.
@@ -300,18 +355,25 @@ impl Relax {
     pub fn next_pause(&mut self) -> Pause {
         let number = self.pauses;
         self.pauses = number.saturating_add(1);
+        if number < self.backoff.spins { Pause::Spin } else { self.next_pause_after_spins() }
+    }
 
-        if number < self.backoff.spins {
-            return Pause::Spin;
-        }
-
-        let number_after_spins = number - self.backoff.spins;
-        if number_after_spins < self.backoff.yields {
-            return Pause::Yield;
+    /// Returns a pause that yields while polling pays, and then one that sleeps.
+    fn next_pause_after_spins(&mut self) -> Pause {
+        let since = *self.polling_since.get_or_insert_with(Instant::now);
+        let limit = self.backoff.poll.unwrap_or_else(pace::poll_limit);
+        if self.sleeps == 0 {
+            let waited = since.elapsed();
+            match pace::is_busy() {
+                true if waited < pace::BUSY_SPIN.min(limit) => return Pause::Spin,
+                false if waited < limit => return Pause::Yield,
+                _ => (),
+            }
         }
 
         // The bound keeps the shift valid for any number of pauses.
-        let doublings = (number_after_spins - self.backoff.yields).min(MAX_DOUBLINGS);
+        let doublings = self.sleeps.min(MAX_DOUBLINGS);
+        self.sleeps = self.sleeps.saturating_add(1);
         Pause::Sleep((self.backoff.first_sleep * (1 << doublings)).min(self.backoff.longest_sleep))
     }
 }

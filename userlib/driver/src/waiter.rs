@@ -32,8 +32,16 @@ impl<'a> Waiter<'a> {
     }
 
     /// Returns the state of a call, with the given state of its pauses.
-    pub(crate) const fn with_relax(relax: Relax, deadline: Deadline, cancel: Option<&'a Cancel>) -> Self {
+    pub(crate) const fn with_relax(mut relax: Relax, deadline: Deadline, cancel: Option<&'a Cancel>) -> Self {
+        relax.deadline = deadline;
         Self { deadline, cancel, relax }
+    }
+
+    /// Lets the call wait for stores of other programs and threads, too: see
+    /// [`Relax::wait_for_programs_too`].
+    pub fn wait_for_programs_too(mut self) -> Self {
+        self.relax.wait_for_programs_too();
+        self
     }
 
     /// Returns the call's deadline.

@@ -30,7 +30,8 @@ impl<'a> Waiter<'a> {
     pub(crate) fn new(channel: &'a TreeChannel, deadline: Deadline, cancel: Option<&'a Cancel>) -> Self {
         Self {
             channel,
-            waits: DriverWaiter::new(channel.device(), deadline, cancel),
+            // The cores of a node hand packets and locks over to each other.
+            waits: DriverWaiter::new(channel.device(), deadline, cancel).wait_for_programs_too(),
             packets_until_check: PACKETS_PER_CHECK,
         }
     }

@@ -179,7 +179,7 @@ impl Host {
 
 /// Returns a waiting loop that never sleeps, like the engine's.
 pub fn never_sleeping_wait() -> Relax {
-    Relax::with_backoff(Backoff { yields: u32::MAX, ..Backoff::default() })
+    Relax::with_backoff(Backoff::default().polling())
 }
 
 /// A machine in this process with a simulated clock, for counts that must not depend on the

@@ -7,6 +7,7 @@
 //! A backing may use locks and system calls. No per-packet path of a library goes through it,
 //! except [`Backing::relax`].
 
+mod client_wake;
 mod event_source;
 mod function;
 mod server_monitor;
@@ -18,6 +19,8 @@ use std::{fmt, ops::Range, os::fd::BorrowedFd, sync::Arc};
 
 use nicforge_shm::{DmaPermission, SharedMemory, SharedU64, Window};
 
+pub(crate) use client_wake::Armed;
+pub use client_wake::ClientWake;
 pub use shim::Shim;
 pub use vfio::Vfio;
 pub use vfio_user::VfioUser;
@@ -365,9 +368,10 @@ pub trait Backing: Send + Sync + 'static {
 
     /// Pauses once in a waiting loop. In process, it steps the machine.
     ///
-    /// The provided method is for a device that runs elsewhere. It spins, then yields, then blocks
-    /// for a short time on [`Backing::event_fd`]. It calls [`Backing::handle_events`] now and then
-    /// when it yields, and each time if [`Backing::expects_events`].
+    /// The provided method is for a device that runs elsewhere. It spins, then yields, then sleeps
+    /// until [`Backing::client_wake`] wakes it, or blocks for a short time on
+    /// [`Backing::event_fd`]. It calls [`Backing::handle_events`] now and then when it yields, and
+    /// each time if [`Backing::expects_events`].
     ///
     /// # Errors
     /// Returns [`Error::DeviceGone`].
@@ -381,9 +385,30 @@ pub trait Backing: Send + Sync + 'static {
                     self.handle_events()?;
                 }
             }
-            Pause::Sleep(time) => block(self, &[], Some(time), None)?,
+            Pause::Sleep(time) => match self.client_wake() {
+                Some(wake) => wake.sleep(self, relax, time)?,
+                None => {
+                    relax.has_slept = true;
+                    block(self, &[], Some(time), None)?;
+                }
+            },
         }
         Ok(())
+    }
+
+    /// Prepares the wake-up of waits by the engine behind the device, where it offers one. The
+    /// library calls it once when it opens the device, unless that is a plain PCI function.
+    ///
+    /// # Errors
+    /// Returns [`Error::DeviceGone`], [`Error::Refused`] or [`Error::Memory`].
+    fn prepare_client_wake(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Returns what wakes waits of this process, if there is something. Without it, they sleep for
+    /// short times.
+    fn client_wake(&self) -> Option<&ClientWake> {
+        None
     }
 
     /// Returns whether the engine behind the device runs on the same kernel as this process. If so,

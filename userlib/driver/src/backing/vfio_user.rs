@@ -16,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+use nicforge_hwi::attachment::waiting;
 use nicforge_shm::{Access, SharedMemory, SharedU64};
 use nicforge_vfio_user as wire;
 use nicforge_vfio_user::{
@@ -23,8 +24,8 @@ use nicforge_vfio_user::{
 };
 
 use super::{
-    Backing, DmaMemory, DmaPermission, InterruptSource, IrqInfo, MappableArea, PrivateMemory, REGION_CONFIG,
-    RegionInfo, WriteMode,
+    Backing, ClientWake, DmaMemory, DmaPermission, InterruptSource, IrqInfo, MappableArea, PrivateMemory,
+    REGION_CONFIG, RegionInfo, WriteMode,
     event_source::{EventSource, eventfd},
     server_monitor::ServerMonitor,
 };
@@ -180,6 +181,9 @@ struct VfioUserConnection {
     regions: [OnceLock<RemoteRegion>; REGIONS],
     /// The device can be reset.
     can_reset: bool,
+    /// The server has more regions and interrupts than PCI, which may be nicforge's wake-up.
+    offers_wake: bool,
+    wake: OnceLock<ClientWake>,
 }
 
 /// A connection to a vfio-user server. Clones share the connection, which is closed with the last
@@ -261,6 +265,8 @@ impl VfioUser {
             monitor,
             regions: Default::default(),
             can_reset,
+            offers_wake: info.num_regions > waiting::REGION && info.num_irqs > waiting::IRQ,
+            wake: OnceLock::new(),
         })))
     }
 
@@ -292,6 +298,34 @@ impl VfioUser {
         };
 
         Ok(slot.get_or_init(|| RemoteRegion { info, fd: found.fd, file_offset: found.offset }))
+    }
+
+    /// Maps the waiting page and binds the interrupt of [`waiting`], if the server has them and the
+    /// kernel has the barrier.
+    fn open_client_wake(&self) -> Result<Option<ClientWake>, Error> {
+        if !self.0.offers_wake {
+            return Ok(None);
+        }
+
+        let operation = "asking for the waiting page";
+        let found = self.checked(operation, self.0.client.region_info(waiting::REGION))?;
+        let Some(fd) = found.fd.filter(|_| found.size == waiting::SIZE) else { return Ok(None) };
+        let page = SharedMemory::map(fd.as_fd(), found.offset, waiting::SIZE as usize, Access::ReadWrite)?;
+        if page.u32(waiting::MAGIC)?.load(Ordering::Acquire) != waiting::MAGIC_VALUE {
+            return Ok(None);
+        }
+
+        let event = eventfd()?;
+        let Some(wake) = ClientWake::new(page.u32(waiting::WAITING)?, event) else { return Ok(None) };
+        let payload = [Some(wake.event_fd())];
+        self.set_irqs(
+            "binding the wake-up",
+            waiting::IRQ,
+            0,
+            IrqAction::Trigger,
+            IrqPayload::EventFd(&payload),
+        )?;
+        Ok(Some(wake))
     }
 
     /// Checks that an access lies in its region.
@@ -462,6 +496,18 @@ impl Backing for VfioUser {
             return Err(Error::Unsupported { what: "resetting this device" });
         }
         self.checked("resetting the device", self.0.client.reset())
+    }
+
+    fn prepare_client_wake(&self) -> Result<(), Error> {
+        if let Some(wake) = self.open_client_wake()? {
+            // The library calls this once.
+            let _ = self.0.wake.set(wake);
+        }
+        Ok(())
+    }
+
+    fn client_wake(&self) -> Option<&ClientWake> {
+        self.0.wake.get()
     }
 
     fn set_heartbeat(&self, heartbeat: SharedU64) {

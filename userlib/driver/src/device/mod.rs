@@ -294,6 +294,14 @@ impl Device {
         self.0.relax(relax)
     }
 
+    /// Wakes the threads of this process that wait for the device, after a change by the program
+    /// itself that one of them may wait for. Without such threads it makes no system call.
+    pub fn wake_waiting_threads(&self) {
+        if let Some(wake) = self.0.backing.client_wake() {
+            wake.wake_threads();
+        }
+    }
+
     /// Returns a [`Relax`] with this device's back-off.
     pub fn new_relax(&self) -> Relax {
         Relax::with_backoff(self.0.options.backoff)

@@ -193,6 +193,7 @@ impl Shared {
 
         let heartbeat = page.u64(mirror::HEARTBEAT)?;
         self.backing.set_heartbeat(heartbeat.clone());
+        self.backing.prepare_client_wake()?;
 
         let mirror = Mirror {
             generation: page.u32(mirror::GENERATION)?,
@@ -374,7 +375,8 @@ impl Shared {
     #[inline]
     pub(crate) fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
         self.note_loss(self.backing.relax(relax))?;
-        if relax.count_call().is_multiple_of(PAUSES_BETWEEN_CHECKS) { self.check_alive() } else { Ok(()) }
+        let is_due = relax.count_call().is_multiple_of(PAUSES_BETWEEN_CHECKS);
+        if std::mem::take(&mut relax.has_slept) || is_due { self.check_alive() } else { Ok(()) }
     }
 
     /// Checks whether the device is lost: by the recorded state, and by the mirror.
@@ -450,9 +452,21 @@ impl Shared {
         deadline: Deadline,
         cancel: Option<&Cancel>,
         operation: &'static str,
-        mut attempt: impl FnMut() -> Result<Option<T>, E>,
+        attempt: impl FnMut() -> Result<Option<T>, E>,
     ) -> Result<T, E> {
         let relax = Relax::with_backoff(self.options.backoff);
+        self.wait_with(relax, deadline, cancel, operation, attempt)
+    }
+
+    /// Calls `attempt` as [`Shared::wait_for`] does, with the given state of the pauses.
+    pub(crate) fn wait_with<T, E: From<Error>>(
+        &self,
+        relax: Relax,
+        deadline: Deadline,
+        cancel: Option<&Cancel>,
+        operation: &'static str,
+        mut attempt: impl FnMut() -> Result<Option<T>, E>,
+    ) -> Result<T, E> {
         let mut waiter = Waiter::with_relax(relax, deadline, cancel);
 
         loop {

@@ -23,6 +23,8 @@ use std::{
     time::Duration,
 };
 
+use nicforge_shm::pace;
+
 #[cfg(feature = "virtual-time")]
 pub use self::simulation::{Entered, Simulation, enter};
 pub use self::{
@@ -107,7 +109,7 @@ pub fn pause(count: u32) {
     if simulation::with(|simulation| simulation.pause()).is_some() {
         return;
     }
-    if count.is_multiple_of(SPINS_PER_YIELD) { std::thread::yield_now() } else { std::hint::spin_loop() }
+    if count.is_multiple_of(SPINS_PER_YIELD) { pace::step_aside() } else { std::hint::spin_loop() }
 }
 
 /// Locks a mutex, also after a holder's panic. The holder must leave the data consistent.

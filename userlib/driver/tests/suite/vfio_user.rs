@@ -266,7 +266,7 @@ fn private_buffer_is_served_while_the_client_blocks_for_an_interrupt() {
 fn many_dma_messages_at_once_are_all_served_by_a_waiter_that_only_sleeps() {
     const MESSAGES: u64 = 50;
     let server = Server::start(Fake::new());
-    let backoff = Backoff { spins: 0, yields: 0, ..Backoff::SHARED };
+    let backoff = Backoff { spins: 0, poll: Some(Duration::ZERO), ..Backoff::SHARED };
     let device = Device::open_vfio_user(&server.path, OpenOptions { backoff, ..options() }).unwrap();
     let buffer = device.private_dma_buffer(4096).unwrap();
     {

@@ -161,7 +161,7 @@ impl<'a> Call<'a> {
                     Some(started) => return Ok(started),
                     None => {
                         slot.release(self.core);
-                        inner.event.notify();
+                        inner.notify();
                     }
                 }
                 continue;
@@ -176,7 +176,7 @@ impl<'a> Call<'a> {
     fn leave_slot_queue(&mut self) {
         if std::mem::take(&mut self.queued) {
             self.inner.slots[self.direction as usize].leave(self.core);
-            self.inner.event.notify();
+            self.inner.notify();
         }
     }
 

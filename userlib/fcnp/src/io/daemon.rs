@@ -92,7 +92,7 @@ pub(super) fn run(inner: &Inner, interrupt: Option<&Interrupt>) {
     // A call that polls gets the device's error itself. A sleeping call gets it from here.
     if let Err(error) = serve(inner, interrupt) {
         let _ = inner.daemon.failure.set(error);
-        inner.event.notify();
+        inner.notify();
     }
 }
 
@@ -100,6 +100,7 @@ pub(super) fn run(inner: &Inner, interrupt: Option<&Interrupt>) {
 /// pauses.
 fn serve(inner: &Inner, interrupt: Option<&Interrupt>) -> Result<(), Error> {
     let mut relax: Relax = inner.channel.device().new_relax();
+    relax.wait_for_programs_too();
     let mut idle_since = Instant::now();
 
     let control = &inner.daemon;

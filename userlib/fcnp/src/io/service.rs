@@ -63,6 +63,12 @@ impl Ownership {
 }
 
 impl Inner {
+    /// Wakes the calls that may wait for the packets that this thread has handled.
+    pub(super) fn notify(&self) {
+        self.event.notify();
+        self.channel.device().wake_waiting_threads();
+    }
+
     /// Returns whether the process of `link` is gone.
     #[inline]
     pub(super) fn is_gone(&self, link: CoreLink) -> bool {
@@ -193,7 +199,7 @@ impl Inner {
             self.queue_reply(core);
         }
 
-        self.event.notify();
+        self.notify();
     }
 
     /// Handles a control packet: stores a request, or carries out a RESET. Wakes the calls that may
@@ -213,7 +219,7 @@ impl Inner {
         };
 
         if accepted {
-            self.event.notify();
+            self.notify();
         } else {
             self.counters.strays.add(1);
         }
@@ -358,7 +364,7 @@ impl Inner {
             state.is_abort_due = false;
             state.running[Direction::Read as usize] = false;
             self.slots[Direction::Read as usize].release(core);
-            self.event.notify();
+            self.notify();
         }
 
         let (Some(reset), Some(link)) = (state.pending_reset, link) else {

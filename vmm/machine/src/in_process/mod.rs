@@ -39,6 +39,7 @@ use nicforge_core::{
     time::Nanos,
 };
 use nicforge_driver::{Backing, Error, GoneCause, Pause, Relax};
+use nicforge_shm::pace;
 use thiserror::Error;
 
 use self::{attachment::LocalAttachment, memory::ClientMemory};
@@ -50,9 +51,6 @@ pub const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 pub const STALL_LIMIT: Duration = Duration::from_secs(2);
 /// Work budget of each function in one pause of a waiting thread, in packets.
 const BUDGET: u32 = 64;
-/// Pauses of a waiting loop, about half a microsecond each, before the loop sleeps when the machine
-/// has no work.
-const PAUSES_BEFORE_SLEEP: u32 = 256;
 /// A thread waits awake for a timer that expires within this time. A sleep would overrun it.
 const NO_SLEEP_WITHIN: Duration = Duration::from_micros(100);
 /// Time between two scans of all mapped memory while threads sleep. The scans find stores of
@@ -305,11 +303,16 @@ impl LocalMachine {
                 relax.reset();
             }
             Next::Poll => {
+                if pace::is_busy() {
+                    // Polling does not pay, so that the machine goes cold and the thread sleeps.
+                    inner.machine.cool_in_next_step();
+                    return Ok(());
+                }
                 drop(inner);
                 pause(next);
             }
             Next::At(time) => match self.time_to_sleep(time) {
-                Some(limit) if relax.pauses() > PAUSES_BEFORE_SLEEP => self.sleep(inner, limit)?,
+                Some(limit) if matches!(next, Pause::Sleep(_)) => self.sleep(inner, limit)?,
                 _ => {
                     drop(inner);
                     pause(next);
@@ -377,7 +380,7 @@ impl Inner {
 fn pause(kind: Pause) {
     match kind {
         Pause::Spin => std::hint::spin_loop(),
-        Pause::Yield | Pause::Sleep(_) => std::thread::yield_now(),
+        Pause::Yield | Pause::Sleep(_) => pace::step_aside(),
     }
 }
 
