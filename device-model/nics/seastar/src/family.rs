@@ -12,8 +12,8 @@
 //! implicit_acks = false     # messages of one packet need no acknowledgement of flow control
 //! flow_control = true       # false: no message is acknowledged or repeated, for measurements
 //! node_timeout_ms = 10000   # how long a node may be silent before it is taken to be off
-//! firmware_threads = 3      # nodes whose firmware has a thread; else: processors less one, in all
-//!                           # networks together
+//! firmware_threads = 3      # nodes whose firmware has a thread; else: the processors that engine
+//!                           # and a program a node leave over, in all networks together
 //!
 //! [seastar.link]
 //! delay_ns = 30
@@ -96,13 +96,14 @@ impl<P: Program + Send + 'static> Networks<P> {
     }
 
     /// Returns the number of firmware threads that the networks share whose sections name none: one
-    /// for each processor of the host, except one for the engine.
-    fn threads(&self) -> u32 {
+    /// for each processor that is left over beside the engine and a program a node. A firmware
+    /// thread that shares its processor with another waits for it at each message.
+    fn threads(&self, nodes: u32) -> u32 {
         let of_host = || {
             let processors = std::thread::available_parallelism().map_or(1, usize::from);
             u32::try_from(processors).unwrap_or(u32::MAX)
         };
-        self.processors.unwrap_or_else(of_host).saturating_sub(1)
+        self.processors.unwrap_or_else(of_host).saturating_sub(1).saturating_sub(nodes)
     }
 }
 
@@ -188,6 +189,11 @@ impl NetworkSection {
         })
     }
 
+    /// Returns the number of nodes, whether the torus is possible or not.
+    fn nodes(&self) -> u32 {
+        self.torus.get_ref().iter().fold(1, |nodes: u32, length| nodes.saturating_mul(*length))
+    }
+
     /// Returns the network that the section describes. `threads` is as in [`Self::options`].
     fn network(&self, section: &Section<'_>, threads: u32) -> Result<Network, SectionError> {
         let lengths = self.torus.get_ref();
@@ -229,9 +235,12 @@ impl<P: Program + Send + 'static> Family for Networks<P> {
     }
 
     fn plan(&self, sections: Vec<Section<'_>>, plan: &mut Plan) -> Result<(), SectionError> {
-        let (mut nodes, mut threads) = (0, self.threads());
-        for section in &sections {
-            let parsed: NetworkSection = section.parse()?;
+        let parsed = sections.iter().map(|section| section.parse::<NetworkSection>());
+        let parsed = parsed.collect::<Result<Vec<_>, _>>()?;
+        let all_nodes = parsed.iter().map(NetworkSection::nodes).fold(0, u32::saturating_add);
+
+        let (mut nodes, mut threads) = (0, self.threads(all_nodes));
+        for (section, parsed) in sections.iter().zip(&parsed) {
             let network = parsed.network(section, threads)?;
             // The networks that set no number of threads share those of the host.
             if parsed.firmware_threads.is_none() {
@@ -243,7 +252,7 @@ impl<P: Program + Send + 'static> Family for Networks<P> {
                 return Err(refuse_value("torus", &text_of(&parsed.torus), expected));
             }
 
-            self.add_network(plan, section, &network, &parsed, nodes)?;
+            self.add_network(plan, section, &network, parsed, nodes)?;
             nodes += network.nodes();
         }
         Ok(())
@@ -353,9 +362,9 @@ mod tests {
     }
 
     #[test]
-    fn firmware_has_a_thread_for_each_processor_but_one() {
+    fn firmware_has_a_thread_for_each_processor_beside_engine_and_programs() {
         for (processors, expected) in
-            [(1, [0, 0, 0, 0]), (2, [1, 0, 0, 0]), (4, [1, 1, 1, 0]), (5, [1; 4]), (64, [1; 4])]
+            [(1, [0, 0, 0, 0]), (5, [0, 0, 0, 0]), (6, [1, 0, 0, 0]), (8, [1, 1, 1, 0]), (64, [1; 4])]
         {
             assert_eq!(threads(&plan_for(processors, &["torus = [4]"]).unwrap()), expected, "{processors}");
         }
@@ -365,9 +374,9 @@ mod tests {
     fn networks_share_the_threads_unless_the_file_gives_a_number() {
         let all = |processors, sections: &[&str]| threads(&plan_for(processors, sections).unwrap());
 
-        assert_eq!(all(4, &["torus = [2]", "torus = [2]"]), [1, 1, 1, 0]);
+        assert_eq!(all(8, &["torus = [2]", "torus = [2]"]), [1, 1, 1, 0]);
         assert_eq!(all(1, &["torus = [2]\nfirmware_threads = 2", "torus = [2]"]), [1, 1, 0, 0]);
-        assert_eq!(all(4, &["torus = [2]\nfirmware_threads = 0", "torus = [2]"]), [0, 0, 1, 1]);
+        assert_eq!(all(7, &["torus = [2]\nfirmware_threads = 0", "torus = [2]"]), [0, 0, 1, 1]);
         assert_eq!(all(2, &["torus = [2]\nfirmware_threads = 9"]), [1, 1]);
     }
 
