@@ -20,6 +20,7 @@ pub mod demo;
 pub mod descriptors;
 pub mod directory;
 pub mod failure;
+mod host_load;
 pub mod lines;
 pub mod log;
 pub mod processes;

@@ -32,6 +32,9 @@ pub struct MachineSnapshot {
     /// The longest time that the engine was busy with one turn, by the wall clock.
     #[serde(default)]
     pub longest_turn: LongestTurn,
+    /// What the engine's thread has done.
+    #[serde(default)]
+    pub engine: EngineActivity,
     /// Its nodes.
     pub nodes: Vec<NodeSnapshot>,
     /// The columns of its devices. They are left out of the printed JSON.
@@ -56,6 +59,41 @@ impl From<&CounterColumn> for ColumnSnapshot {
             title: column.title.to_owned(),
             counters: column.counters.iter().map(|&counter| counter.to_owned()).collect(),
             packets: column.packets,
+        }
+    }
+}
+
+/// How the engine's thread has passed its time so far.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct EngineActivity {
+    /// Turns, each with a step of the machine.
+    pub turns: u64,
+    /// Turns in which the machine found work.
+    pub worked: u64,
+    /// Turns after which the engine yielded its processor.
+    pub yields: u64,
+    /// Yields after which the processor came back late, because other programs had it.
+    pub late_yields: u64,
+    /// Sleeps.
+    pub sleeps: u64,
+    /// Wake-ups of clients that waited for their device.
+    pub client_wakes: u64,
+    /// Share of the host's processors that other programs take, in per cent, where these delay the
+    /// machine.
+    pub others_percent: Option<u64>,
+}
+
+impl std::fmt::Display for EngineActivity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { turns, worked, yields, late_yields, sleeps, client_wakes, others_percent } = self;
+        write!(
+            f,
+            "engine: {turns} turns, {worked} with work; {yields} yields, {late_yields} late; {sleeps} sleeps; \
+             {client_wakes} wakes of clients"
+        )?;
+        match others_percent {
+            Some(share) => write!(f, "\nthe host's other work takes {share} % of the processors"),
+            None => Ok(()),
         }
     }
 }
@@ -335,12 +373,13 @@ fn render(
         .collect();
 
     format!(
-        "{} ({}), up {:.1} s, {}, longest turn {}\n{table}{problems}",
+        "{} ({}), up {:.1} s, {}, longest turn {}\n{}\n{table}{problems}",
         snapshot.machine,
         snapshot.event_loop,
         snapshot.uptime_ms as f64 / 1e3,
         describe_activity(snapshot),
-        snapshot.longest_turn
+        snapshot.longest_turn,
+        snapshot.engine
     )
 }
 
@@ -421,6 +460,7 @@ mod tests {
             event_loop: "epoll".into(),
             awake: 0,
             longest_turn: LongestTurn { us: 2500, attachment: Some("io0.core0".into()), pid: 7 },
+            engine: EngineActivity { turns: 9, others_percent: Some(83), ..EngineActivity::default() },
             nodes: vec![node],
             columns: Vec::new(),
         }
@@ -449,6 +489,14 @@ mod tests {
     fn first_line_names_the_client_of_the_longest_turn() {
         let text = render(&snapshot(), None, false);
         assert!(text.lines().next().unwrap().ends_with("longest turn 2.5 ms for io0.core0, pid 7"), "{text}");
+    }
+
+    #[test]
+    fn engine_and_the_load_of_the_host_have_lines_of_their_own() {
+        let text = render(&snapshot(), None, false);
+        let lines: Vec<_> = text.lines().skip(1).take(2).collect();
+        assert!(lines[0].starts_with("engine: 9 turns, 0 with work; "), "{text}");
+        assert_eq!(lines[1], "the host's other work takes 83 % of the processors");
     }
 
     #[test]

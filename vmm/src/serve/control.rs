@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use nicforge_engine::{EngineHandle, FunctionSnapshot};
+use nicforge_engine::{EngineHandle, EngineSnapshot, FunctionSnapshot};
 use nicforge_machine::build::{Built, Node, NodeAttachment, NodeFunction};
 
 use crate::{
     control::{Request, Response},
-    stat::{AttachmentSnapshot, ColumnSnapshot, LongestTurn, MachineSnapshot, NodeSnapshot},
+    host_load,
+    stat::{AttachmentSnapshot, ColumnSnapshot, EngineActivity, LongestTurn, MachineSnapshot, NodeSnapshot},
 };
 
 /// How long the engine may take to answer. It answers between two steps.
@@ -53,6 +54,26 @@ fn reset(node: &Node, handle: &EngineHandle) -> Response {
     Response::Done
 }
 
+/// Returns what the engine has done. The share of other programs is measured where it matters.
+fn engine_activity(raw: &EngineSnapshot) -> EngineActivity {
+    let own = i32::try_from(std::process::id()).unwrap_or_default();
+    let clients = raw.functions.iter().flat_map(|function| &function.attachments);
+    let clients = clients.filter_map(|attachment| Some(attachment.client.as_ref()?.pid));
+
+    EngineActivity {
+        turns: raw.turns,
+        worked: raw.worked,
+        yields: raw.yields,
+        late_yields: raw.late_yields,
+        sleeps: raw.sleeps,
+        client_wakes: raw.client_wakes,
+        others_percent: match raw.host_is_busy {
+            true => host_load::measure_others(&clients.chain([own]).collect()),
+            false => None,
+        },
+    }
+}
+
 /// Returns the state of a served machine, or why the engine gave none.
 pub(super) fn snapshot(built: &Built, handle: &EngineHandle) -> Result<MachineSnapshot, String> {
     let raw = handle.snapshot(TIMEOUT).map_err(|error| error.to_string())?;
@@ -63,6 +84,7 @@ pub(super) fn snapshot(built: &Built, handle: &EngineHandle) -> Result<MachineSn
         event_loop: raw.event_loop.to_owned(),
         awake: raw.hot_functions,
         longest_turn: longest_turn(built, &raw.longest_turn),
+        engine: engine_activity(&raw),
         nodes: built.nodes.iter().map(|node| node_snapshot(node, &raw.functions)).collect(),
         columns: built.columns.iter().map(ColumnSnapshot::from).collect(),
     })
