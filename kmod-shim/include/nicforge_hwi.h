@@ -88,6 +88,29 @@
 #define NICFORGE_ATTACHMENT_MIRROR_RING_HEAD_STRIDE 0x40
 /* Size of the page in bytes. */
 #define NICFORGE_ATTACHMENT_MIRROR_SIZE 0x1000
+/*
+ * The waiting page, by which a client of a vfio-user server is woken. It
+ * is a VFIO region of its own, beyond those of PCI, and so is the
+ * interrupt that wakes the client. A client that finds nothing to do
+ * sets waiting::WAITING, makes the engine's processor execute a barrier
+ * (membarrier), looks once more, and blocks on the eventfd that it has
+ * bound to the interrupt.
+ */
+/* Index of the page's VFIO region. */
+#define NICFORGE_ATTACHMENT_WAITING_REGION 9
+/* Index of the VFIO interrupt that wakes the client. It has one vector. */
+#define NICFORGE_ATTACHMENT_WAITING_IRQ 5
+/* Offset of a word that holds MAGIC_VALUE. */
+#define NICFORGE_ATTACHMENT_WAITING_MAGIC 0x00
+/* "NICW" in little-endian order. */
+#define NICFORGE_ATTACHMENT_WAITING_MAGIC_VALUE 0x5743494e
+/*
+ * Offset of the waiting word. The client sets it to 1 before it blocks.
+ * The engine clears it when it signals the interrupt.
+ */
+#define NICFORGE_ATTACHMENT_WAITING_WAITING 0x40
+/* Size of the page in bytes. */
+#define NICFORGE_ATTACHMENT_WAITING_SIZE 0x1000
 
 /* ---- extoll ---- */
 /* Largest number of VPIDs of a card. */
