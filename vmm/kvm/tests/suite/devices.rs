@@ -1,8 +1,12 @@
 //! The devices without a processor: accesses that a guest of few instructions does not make.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsFd, AsRawFd},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
 };
 
 use nicforge_kvm::{
@@ -13,8 +17,8 @@ use tracing::{Level, Metadata, Subscriber, span};
 use vm_memory::MmapRegion;
 
 use crate::{
-    card::{Card, RAISE, TABLE},
-    rig::{BAR, BAR_0, COMMAND, COMMAND_MEMORY, MSIX_CONTROL, SECOND_SLOT, SLOT, at, at_slot},
+    card::{Card, EXPRESS, MEMORY, MIRROR, PENDING, RAISE, TABLE},
+    rig::{BAR, BAR_0, COMMAND, COMMAND_MEMORY, MOVED, MSIX_CONTROL, SECOND_SLOT, SLOT, at, at_slot},
 };
 
 /// The slot of a function with a doorbell.
@@ -23,6 +27,21 @@ const DOORBELL_SLOT: u8 = 5;
 const OTHER_BAR: u32 = 0xc200_0000;
 /// The end of the card's table, which has two vectors.
 const TABLE_END: u32 = BAR + TABLE + 32;
+
+/// Number of inputs of the I/O APIC. Higher interrupt numbers are messages.
+const IO_APIC_INPUTS: u32 = 24;
+
+/// The second serial port: its number, its first I/O port, and its input of the I/O APIC.
+const LINE: usize = 1;
+const LINE_PORT: u16 = 0x2f8;
+const LINE_INPUT: u32 = 3;
+/// Registers of a serial port: data, enabled interrupts, reason of an interrupt, and line status.
+const DATA: u16 = LINE_PORT;
+const ENABLE: u16 = LINE_PORT + 1;
+const REASON: u16 = LINE_PORT + 2;
+const STATUS: u16 = LINE_PORT + 5;
+/// Most bytes that Linux reads without a look at the reason of the interrupt (`serial8250_rx_chars`).
+const LINUX_READS: usize = 256;
 
 /// A hypervisor that has memory, and refuses doorbells and messages.
 struct Refusing;
@@ -72,6 +91,87 @@ impl Hypervisor for Refusing {
     }
 }
 
+/// A hypervisor that records what it has. The eventfd of a message that is connected has no
+/// interrupts, because they are sent at once.
+#[derive(Default)]
+struct Recording {
+    /// The eventfds of the serial ports, by their inputs of the I/O APIC.
+    lines: Mutex<BTreeMap<u32, Event>>,
+    /// The address of each memory slot, with the memory's address in this process.
+    memory: Mutex<BTreeMap<u32, (u64, usize)>>,
+    /// The descriptor of the eventfd at each address.
+    doorbells: Mutex<BTreeMap<ExitAddress, i32>>,
+    /// Whether it refuses to remove memory.
+    keeps_memory: AtomicBool,
+}
+
+impl Recording {
+    /// Returns the memory at an address, if there is any.
+    fn memory_at(&self, address: u32) -> Option<usize> {
+        let memory = self.memory.lock().unwrap();
+        memory.values().find(|(at, _)| *at == u64::from(address)).map(|(_, memory)| *memory)
+    }
+}
+
+impl Hypervisor for Recording {
+    fn count_slots(&self) -> u32 {
+        32
+    }
+
+    fn add_memory(
+        &self,
+        slot: u32,
+        at: u64,
+        memory: Arc<MmapRegion>,
+        _: MemoryAccess,
+    ) -> Result<(), VmError> {
+        self.memory.lock().unwrap().insert(slot, (at, memory.as_ptr() as usize));
+        Ok(())
+    }
+
+    fn remove_memory(&self, slot: u32) -> Result<(), VmError> {
+        if self.keeps_memory.load(Ordering::Relaxed) {
+            return Refusing::refuse();
+        }
+        self.memory.lock().unwrap().remove(&slot).expect("the slot is in use");
+        Ok(())
+    }
+
+    fn add_doorbell(&self, at: ExitAddress, event: &Event) -> Result<(), VmError> {
+        let mut doorbells = self.doorbells.lock().unwrap();
+        if doorbells.contains_key(&at) {
+            return Refusing::refuse();
+        }
+        doorbells.insert(at, event.as_fd().as_raw_fd());
+        Ok(())
+    }
+
+    fn remove_doorbell(&self, at: ExitAddress, _: &Event) -> Result<(), VmError> {
+        self.doorbells.lock().unwrap().remove(&at).expect("the doorbell is there");
+        Ok(())
+    }
+
+    fn set_routes(&self, _: &[(u32, Route)]) -> Result<(), VmError> {
+        Ok(())
+    }
+
+    fn connect(&self, event: &Event, number: u32) -> Result<(), VmError> {
+        match number {
+            0..IO_APIC_INPUTS => drop(self.lines.lock().unwrap().insert(number, event.clone())),
+            _ => drop(event.take()),
+        }
+        Ok(())
+    }
+
+    fn disconnect(&self, _: &Event, _: u32) -> Result<(), VmError> {
+        Ok(())
+    }
+
+    fn connect_line(&self, _: &Event, _: &Event, _: u32) -> Result<(), VmError> {
+        Ok(())
+    }
+}
+
 /// A log that counts the events of its default levels and of all levels.
 #[derive(Clone, Default)]
 struct Log {
@@ -104,10 +204,15 @@ impl Subscriber for Log {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// Returns devices with functions in slots.
+/// Returns devices with functions in slots, whose hypervisor refuses doorbells and messages.
 fn devices(functions: Vec<(u8, Arc<dyn Function>)>) -> Devices {
+    devices_on(Arc::new(Refusing), functions)
+}
+
+/// Returns devices with functions in slots.
+fn devices_on(hypervisor: Arc<dyn Hypervisor>, functions: Vec<(u8, Arc<dyn Function>)>) -> Devices {
     let ram = Ram::new(4 << 20).unwrap();
-    let mut devices = Devices::new(Arc::new(Refusing), &ram).unwrap();
+    let mut devices = Devices::new(hypervisor, &ram).unwrap();
     for (slot, function) in functions {
         devices.plug(slot, function, &ram).unwrap();
     }
@@ -182,4 +287,77 @@ fn refusals_that_a_guest_causes_are_not_in_the_log_by_default() {
 
     assert!(logged.is_sorted_by(|before, after| before < after), "{logged:?}");
     assert_eq!(log.shown.load(Ordering::Relaxed), 0);
+}
+
+/// Returns a word that the guest loads.
+fn load(devices: &Devices, address: u32) -> u32 {
+    let mut word = [0; 4];
+    devices.memory_read(address.into(), &mut word);
+    u32::from_le_bytes(word)
+}
+
+/// Returns cards in [`SLOT`] and [`SECOND_SLOT`] on a hypervisor that records.
+fn two_cards() -> (Arc<Recording>, Devices) {
+    let hypervisor = Arc::new(Recording::default());
+    let cards: Vec<(u8, Arc<dyn Function>)> = vec![(SLOT, Card::new()), (SECOND_SLOT, Card::new())];
+    (hypervisor.clone(), devices_on(hypervisor, cards))
+}
+
+/// Returns the value of a register of a serial port.
+fn in_byte(devices: &Devices, port: u16) -> u8 {
+    let mut byte = [0];
+    devices.port_read(port, &mut byte);
+    byte[0]
+}
+
+/// Handles an interrupt of a serial port as Linux does: for each reason it reads received bytes, up
+/// to a limit, while the status says that there are more.
+fn handle_serial_interrupt(devices: &Devices, received: &mut Vec<u8>) {
+    while in_byte(devices, REASON) & 1 == 0 {
+        for _ in 0..LINUX_READS {
+            if in_byte(devices, STATUS) & 1 == 0 {
+                break;
+            }
+            received.push(in_byte(devices, DATA));
+        }
+    }
+}
+
+#[test]
+fn input_of_any_length_reaches_a_driver_that_waits_for_interrupts() {
+    let hypervisor = Arc::new(Recording::default());
+    let devices = devices_on(hypervisor.clone(), Vec::new());
+    let interrupt = hypervisor.lines.lock().unwrap()[&LINE_INPUT].clone();
+    devices.port_write(ENABLE, &[1]);
+
+    for length in 1..=1200 {
+        let sent: Vec<u8> = (0..length).map(|at| (at * 7 + length) as u8).collect();
+        assert_eq!(devices.send(LINE, &sent), sent.len());
+        let mut received = Vec::new();
+        while interrupt.take() > 0 {
+            handle_serial_interrupt(&devices, &mut received);
+        }
+        assert_eq!(received.len(), sent.len(), "the driver waits for the rest");
+        assert_eq!(received, sent);
+    }
+}
+
+#[test]
+fn interrupt_for_received_data_stays_until_the_data_are_read() {
+    let hypervisor = Arc::new(Recording::default());
+    let devices = devices_on(hypervisor.clone(), Vec::new());
+    let interrupt = hypervisor.lines.lock().unwrap()[&LINE_INPUT].clone();
+    devices.port_write(ENABLE, &[1]);
+    devices.send(LINE, b"ab");
+
+    for byte in *b"ab" {
+        for _ in 0..2 {
+            assert!(interrupt.take() > 0);
+            assert_eq!(in_byte(&devices, REASON) & 0xf, 4);
+        }
+        assert_eq!(in_byte(&devices, DATA), byte);
+    }
+    interrupt.take();
+    assert_eq!(in_byte(&devices, REASON) & 0xf, 1);
+    assert_eq!(interrupt.take(), 0);
 }
