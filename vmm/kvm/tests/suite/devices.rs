@@ -303,6 +303,84 @@ fn two_cards() -> (Arc<Recording>, Devices) {
     (hypervisor.clone(), devices_on(hypervisor, cards))
 }
 
+#[test]
+fn bar_has_its_memory_when_the_one_over_it_leaves() {
+    // The ways in which the BAR that was there first leaves: it is disabled, it moves, and its
+    // function is reset.
+    let ways: [fn(&Devices); 3] = [
+        |devices| store(devices, at(COMMAND), 0),
+        |devices| store(devices, at(BAR_0), MOVED),
+        |devices| store(devices, at(EXPRESS + 8), 1 << 15),
+    ];
+    for (number, leave) in ways.into_iter().enumerate() {
+        let (hypervisor, devices) = two_cards();
+        place(&devices, SLOT, BAR);
+        let first = hypervisor.memory_at(BAR + MEMORY);
+        place(&devices, SECOND_SLOT, BAR);
+        assert_eq!(hypervisor.memory_at(BAR + MEMORY), first, "way {number}");
+
+        leave(&devices);
+        let second = hypervisor.memory_at(BAR + MEMORY);
+        assert!(second.is_some() && second != first, "way {number}: {second:?}");
+        assert!(hypervisor.memory_at(BAR + MIRROR).is_some(), "way {number}");
+
+        // The first one comes back, and waits in its turn.
+        place(&devices, SLOT, BAR);
+        assert_eq!(hypervisor.memory_at(BAR + MEMORY), second, "way {number}");
+        store(&devices, at_slot(SECOND_SLOT, COMMAND), 0);
+        assert_eq!(hypervisor.memory_at(BAR + MEMORY), first, "way {number}");
+    }
+}
+
+#[test]
+fn doorbell_is_connected_when_the_one_at_its_address_leaves() {
+    let hypervisor = Arc::new(Recording::default());
+    let entropy = |name| Arc::new(LocalFunction::of_device(name, Box::new(VirtioRng::device())).unwrap());
+    let functions: Vec<(u8, Arc<dyn Function>)> =
+        vec![(SLOT, entropy("rng0")), (SECOND_SLOT, entropy("rng1"))];
+    let devices = devices_on(hypervisor.clone(), functions);
+    let doorbells = || hypervisor.doorbells.lock().unwrap().clone();
+
+    place(&devices, SLOT, BAR);
+    let of_first = doorbells();
+    assert_eq!(of_first.len(), 1);
+    place(&devices, SECOND_SLOT, BAR);
+    assert_eq!(doorbells(), of_first);
+
+    store(&devices, at(COMMAND), 0);
+    assert_eq!(doorbells().keys().collect::<Vec<_>>(), of_first.keys().collect::<Vec<_>>());
+    assert_ne!(doorbells(), of_first);
+}
+
+#[test]
+fn first_of_two_bars_answers_also_when_another_bar_of_its_function_moves() {
+    let hypervisor = Arc::new(Recording::default());
+    let (two_bars, card) = (Card::with_two_bars(), Card::new());
+    let devices = devices_on(hypervisor, vec![(SLOT, two_bars.clone()), (SECOND_SLOT, card.clone())]);
+    store(&devices, at(BAR_0 + 4), OTHER_BAR);
+    place(&devices, SLOT, BAR);
+    place(&devices, SECOND_SLOT, BAR);
+
+    store(&devices, at(BAR_0 + 4), MOVED);
+    store(&devices, BAR + RAISE, 1);
+    assert_eq!((two_bars.writes().len(), card.writes().len()), (1, 0));
+}
+
+#[test]
+fn memory_that_the_hypervisor_kept_is_removed_at_the_next_occasion() {
+    let (hypervisor, devices) = two_cards();
+    place(&devices, SLOT, BAR);
+    let first = hypervisor.memory_at(BAR + MEMORY);
+    hypervisor.keeps_memory.store(true, Ordering::Relaxed);
+    store(&devices, at(COMMAND), 0);
+    assert_eq!(hypervisor.memory_at(BAR + MEMORY), first);
+
+    hypervisor.keeps_memory.store(false, Ordering::Relaxed);
+    place(&devices, SECOND_SLOT, BAR);
+    let second = hypervisor.memory_at(BAR + MEMORY);
+    assert!(second.is_some() && second != first, "{second:?}");
+}
+
 /// Returns the value of a register of a serial port.
 fn in_byte(devices: &Devices, port: u16) -> u8 {
     let mut byte = [0];
