@@ -332,7 +332,7 @@ impl Plugged {
         }
     }
 
-    /// Reads from a BAR: the MSI-X table of the bus, or the function.
+    /// Reads from a BAR: the MSI-X table of the bus, or the function. Pending bits are those of both.
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {
         let table = self.msix.as_ref().filter(|location| location.contains(bar, offset));
         // An access to the function takes no lock, so that a slow answer of its server delays no
@@ -345,7 +345,14 @@ impl Plugged {
 
         if let Err(error) = self.function.bar_read(bar, offset, data) {
             tracing::debug!(%error, bar, offset, "a read");
-            data.fill(0xff);
+            return data.fill(0xff);
+        }
+
+        let location = self.msix.as_ref();
+        if location.is_some_and(|location| location.reaches_pending(bar, offset, data.len()))
+            && let Some(msix) = &self.state().msix
+        {
+            msix.add_pending(offset, data);
         }
     }
 

@@ -381,6 +381,42 @@ fn memory_that_the_hypervisor_kept_is_removed_at_the_next_occasion() {
     assert!(second.is_some() && second != first, "{second:?}");
 }
 
+#[test]
+fn pending_bit_of_a_masked_vector_is_its_eventfds() {
+    let devices = devices_on(Arc::new(Recording::default()), vec![(SLOT, Card::new())]);
+    place(&devices, SLOT, BAR);
+    store(&devices, at(MSIX_CONTROL), 0x8000 << 16);
+    let mask = |masked: u32| store(&devices, BAR + TABLE + 12, masked);
+    mask(0);
+
+    for function_mask in [false, true] {
+        let mask = |masked: u32| match function_mask {
+            true => store(&devices, at(MSIX_CONTROL), (0x8000_u32 | masked << 14) << 16),
+            false => mask(masked),
+        };
+        mask(1);
+        assert_eq!(load(&devices, BAR + PENDING), 0);
+        store(&devices, BAR + RAISE, 1);
+        // A read leaves the interrupt where it is.
+        for _ in 0..2 {
+            assert_eq!(load(&devices, BAR + PENDING), 1);
+            assert_eq!(load(&devices, BAR + PENDING + 4), 0);
+        }
+        let mut word = [0xff; 8];
+        devices.memory_read((BAR + PENDING).into(), &mut word);
+        assert_eq!(u64::from_le_bytes(word), 1);
+
+        mask(0);
+        assert_eq!(load(&devices, BAR + PENDING), 0);
+    }
+
+    // MSI-X that is disabled has no pending interrupts.
+    mask(1);
+    store(&devices, BAR + RAISE, 1);
+    store(&devices, at(MSIX_CONTROL), 0);
+    assert_eq!(load(&devices, BAR + PENDING), 0);
+}
+
 /// Returns the value of a register of a serial port.
 fn in_byte(devices: &Devices, port: u16) -> u8 {
     let mut byte = [0];
