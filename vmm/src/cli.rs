@@ -191,6 +191,9 @@ pub(crate) struct BootArguments {
     /// Give up after this number of seconds [default: 3600; with --shell a day].
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     timeout: Option<Duration>,
+    /// Give up a guest's boot after this number of seconds. With --nested it is tried three times.
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, default_value = "300")]
+    boot_timeout: Duration,
     /// Keep the guests' consoles and the messages of their machines here.
     #[arg(long, value_name = "DIR")]
     logs: Option<PathBuf>,
@@ -257,6 +260,7 @@ impl From<BootArguments> for boot::Options {
             prepared: arguments.prepared,
             hold: arguments.hold,
             timeout: arguments.timeout,
+            boot_timeout: arguments.boot_timeout,
             logs: arguments.logs,
             task: arguments.task.into(),
         }

@@ -15,7 +15,7 @@ use crate::{
     dma::{DmaError, DmaMap},
     error::MachineError,
     ids::{AttachmentId, DmaToken},
-    interrupt::Interrupts,
+    interrupt::{INTX, Interrupts, MSIX},
     pci::{ConfigSpace, MsixTable},
     spec::{AreaKind, BarSpec, FunctionSpec, Scope},
     time::Nanos,
@@ -362,6 +362,14 @@ impl Attachment {
         }
 
         Ok(())
+    }
+
+    /// Returns whether the client gets interrupts by MSI-X vectors. Its bit in configuration space
+    /// decides, except for a client that has bound vectors and no INTx line: with VFIO the binding
+    /// alone enables MSI-X.
+    pub(crate) fn uses_msix(&self) -> bool {
+        let binds_vectors_only = || self.interrupts.is_bound(MSIX) && !self.interrupts.is_bound(INTX);
+        self.config.msix_enabled() || binds_vectors_only()
     }
 
     /// Sets the INTx line to the device's level if configuration space allows, and deasserts it

@@ -236,7 +236,11 @@ impl SplitQueue {
         std::mem::swap(&mut self.pieces, pieces);
     }
 
-    /// Returns a buffer to the driver, with `written` bytes written.
+    /// Returns a buffer to the driver. `written` is the number of bytes that the device has written
+    /// without a gap from the first byte on that it may write (2.7.8.2).
+    ///
+    /// # Errors
+    /// [`QueueError::Memory`].
     pub fn give_back(
         &mut self,
         memory: &GuestMemoryView<'_>,

@@ -12,19 +12,19 @@ use super::{
 use crate::backing::Rig;
 
 /// Offset in configuration space of the pointer to the first capability.
-const CAPABILITIES: u64 = 0x34;
+pub(super) const CAPABILITIES: u64 = 0x34;
 /// Id of vendor-specific capabilities.
 const VENDOR_SPECIFIC: u8 = 0x09;
 
 /// Reads bytes of configuration space.
-fn config<const N: usize>(device: &Device, offset: u64) -> [u8; N] {
+pub(super) fn config<const N: usize>(device: &Device, offset: u64) -> [u8; N] {
     let mut bytes = [0; N];
     device.backing().read(REGION_CONFIG, offset, &mut bytes).unwrap();
     bytes
 }
 
 /// Writes bytes of configuration space.
-fn set_config(device: &Device, offset: u64, bytes: &[u8]) {
+pub(super) fn set_config(device: &Device, offset: u64, bytes: &[u8]) {
     device.backing().write(REGION_CONFIG, offset, bytes, WriteMode::Confirmed).unwrap();
 }
 

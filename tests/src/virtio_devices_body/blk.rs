@@ -30,6 +30,14 @@ pub(super) fn header(kind: u32, sector: u64) -> Vec<u8> {
 /// Sends a request with `out` bytes to the device and room for `available` bytes. Returns the
 /// status, and the bytes that came.
 fn request(disk: &mut Virtio, kind: u32, sector: u64, out: &[u8], available: usize) -> (u8, Vec<u8>) {
+    let (status, written, mut data) = exchange(disk, kind, sector, out, available);
+    data.truncate(written);
+    (status, data)
+}
+
+/// Sends a request as [`request`] does. Returns the status, the used length, and all bytes of the
+/// room before the status.
+fn exchange(disk: &mut Virtio, kind: u32, sector: u64, out: &[u8], available: usize) -> (u8, usize, Vec<u8>) {
     let header = header(kind, sector);
     let mut pieces = vec![Piece::Out(&header)];
     pieces.extend(out.chunks(SLOT as usize).map(Piece::Out));
@@ -48,9 +56,8 @@ fn request(disk: &mut Virtio, kind: u32, sector: u64, out: &[u8], available: usi
             data.extend(disk.piece(REQUESTS, head, number, *length));
         }
     }
-    data.truncate(written as usize - 1);
     disk.free(REQUESTS, head);
-    (status, data)
+    (status, written as usize, data)
 }
 
 /// Reads sectors, and asserts that the disk returns them.
@@ -167,6 +174,38 @@ pub fn a_disk_has_a_name(rig: &dyn Rig) {
     assert_eq!((status, &name[..]), (OK, &b"nicforge-disk0\0\0\0\0\0\0"[..]));
     assert_eq!(request(&mut disk, GET_ID, 0, &[], 8), (OK, b"nicforge".to_vec()));
     assert_eq!(request(&mut disk, GET_ID, 0, &[], 0), (OK, Vec::new()));
+}
+
+/// The used length is that of the bytes written without a gap from the buffer's start on, whose last
+/// one is the status only if the data reach it (2.7.8.2).
+#[body]
+pub fn used_lengths_count_no_byte_that_was_not_written(rig: &dyn Rig) {
+    let mut disk = Virtio::open(rig, "disk0");
+    let sector = [5; SECTOR as usize];
+
+    for (kind, first, out, available, used) in [
+        (IN, 0, &[][..], 512, 513),
+        (OUT, 0, &sector[..], 0, 1),
+        (FLUSH, 0, &[], 0, 1),
+        (GET_ID, 0, &[], ID_BYTES, ID_BYTES + 1),
+        (GET_ID, 0, &[], 8, 9),
+        // The room is longer than the data, so there is a gap before the status.
+        (GET_ID, 0, &[], ID_BYTES + 1, ID_BYTES),
+        (GET_ID, 0, &[], 512, ID_BYTES),
+        (FLUSH, 0, &[], 64, 0),
+        // Failed requests have no data.
+        (IN, SECTORS, &[], 512, 0),
+        (IN, 0, &[], 100, 0),
+        (IN, 0, &[], 0, 1),
+        (OUT, SECTORS, &sector, 0, 1),
+        (u32::MAX, 0, &[], 512, 0),
+    ] {
+        let (_, written, data) = exchange(&mut disk, kind, first, out, available);
+        assert_eq!(written, used, "kind {kind}, sector {first}, room for {available}");
+        // The driver has filled the room with these bytes.
+        let rest = &data[used.min(available)..];
+        assert!(rest.iter().all(|byte| *byte == 0xee), "kind {kind}, sector {first}, room for {available}");
+    }
 }
 
 /// Offers a read of one sector for each of `sectors`. Returns the head of each chain with its

@@ -1,8 +1,14 @@
 //! Errors of provisioning, of a guest and of its commands.
 
-use std::{path::PathBuf, process::ExitStatus, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitStatus,
+    time::Duration,
+};
 
 use thiserror::Error;
+
+use crate::guest::logs;
 
 /// An error of a guest, or of obtaining its parts.
 #[derive(Debug, Error)]
@@ -116,6 +122,22 @@ pub enum GuestError {
 pub struct LogEnds {
     /// Path and last lines of each log that has content.
     pub logs: Vec<(PathBuf, String)>,
+}
+
+impl LogEnds {
+    /// Adds the ends of the logs in a folder, by their names. A folder that cannot be read has none.
+    pub fn add_folder(&mut self, folder: &Path) {
+        let Ok(entries) = std::fs::read_dir(folder) else { return };
+        // A guest may share the folder, and a pipe in it would be waited for.
+        let files =
+            entries.flatten().filter(|entry| entry.file_type().is_ok_and(|file_type| file_type.is_file()));
+        let mut paths: Vec<_> = files.map(|entry| entry.path()).collect();
+        paths.sort();
+        self.logs.extend(paths.into_iter().filter_map(|path| {
+            let end = logs::end(&path)?;
+            Some((path, end))
+        }));
+    }
 }
 
 impl std::fmt::Display for LogEnds {

@@ -8,6 +8,7 @@ use std::{
     sync::Arc,
 };
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// An eventfd. Reads and writes do not block. Clones share it.
@@ -33,6 +34,12 @@ impl Event {
     pub fn take(&self) -> u64 {
         // A counter of 0 reads as an error.
         self.0.read().unwrap_or(0)
+    }
+
+    /// Returns whether the counter is not 0, and leaves it as it is.
+    pub(crate) fn is_signalled(&self) -> bool {
+        let mut fds = [PollFd::new(self.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }
 
     /// Returns the eventfd as the calls of KVM take it.

@@ -55,6 +55,12 @@ impl Devices {
         self.bus.plug(slot, function)
     }
 
+    /// Sends bytes to a serial port, 0 to 2. Returns the number of bytes that were taken: fewer
+    /// than all when the guest does not read.
+    pub fn send(&self, port: usize, bytes: &[u8]) -> usize {
+        self.serial.get(port).map_or(0, |port| port.send(bytes))
+    }
+
     /// Returns why the machine has ended, if it has.
     pub fn ended(&self) -> Option<End> {
         self.power.ended()

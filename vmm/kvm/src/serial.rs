@@ -10,6 +10,17 @@ use vm_superio::{Serial, serial::NoEvents};
 
 use crate::{error::VmError, event::Event, interrupts::Interrupts};
 
+/// Registers.
+const DATA: u8 = 0;
+const INTERRUPT_ENABLE: u8 = 1;
+const INTERRUPT_REASON: u8 = 2;
+const LINE_CONTROL: u8 = 3;
+const LINE_STATUS: u8 = 5;
+/// The bit of the line control by which the first two registers are the divisor of the baud rate.
+const DIVISOR: u8 = 1 << 7;
+/// The bit of the line status that says that the FIFO has data.
+const DATA_READY: u8 = 1;
+
 /// Most bytes of input that wait for the guest.
 const MOST_INPUT: usize = 1 << 16;
 
@@ -59,6 +70,9 @@ impl SerialPort {
         let mut state = self.lock();
         let value = state.uart.read(register);
         state.fill_fifo();
+        if matches!(register, DATA | INTERRUPT_REASON) {
+            state.raise_again();
+        }
         value
     }
 
@@ -78,6 +92,23 @@ impl SerialPort {
 }
 
 impl State {
+    /// Raises the interrupt for received data again if data are left in the FIFO. The UART's model
+    /// drops its reason at each read of the data and of the reason, whereas a 16550A keeps it until
+    /// the FIFO is empty. Linux reads at most 256 bytes at a time, and waits for the interrupt of the
+    /// rest.
+    fn raise_again(&mut self) {
+        let has_data = self.uart.read(LINE_STATUS) & DATA_READY != 0;
+        if !has_data || self.uart.read(LINE_CONTROL) & DIVISOR != 0 {
+            return;
+        }
+
+        // A write to this register raises the interrupts that are enabled and have a reason.
+        let enabled = self.uart.read(INTERRUPT_ENABLE);
+        if let Err(error) = self.uart.write(INTERRUPT_ENABLE, enabled) {
+            tracing::debug!(%error, "a serial port");
+        }
+    }
+
     /// Moves input to the FIFO as far as it has room. A FIFO in loop-back mode takes none.
     fn fill_fifo(&mut self) {
         while self.uart.fifo_capacity() > 0 && !self.input.is_empty() {

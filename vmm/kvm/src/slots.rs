@@ -23,7 +23,14 @@ pub(crate) struct Slots {
     /// Number of slots that the hypervisor has.
     limit: u32,
     /// The slots in use, by number.
-    used: Mutex<BTreeMap<u32, GuestRange>>,
+    used: Mutex<BTreeMap<u32, UsedSlot>>,
+}
+
+/// A slot in use.
+struct UsedSlot {
+    range: GuestRange,
+    /// The hypervisor has refused to remove it, so it is to be removed at the next occasion.
+    is_leaving: bool,
 }
 
 /// Guest addresses of a slot, the last one included.
@@ -55,8 +62,10 @@ impl Slots {
         let last = last.ok_or_else(|| VmError::Request(format!("{size} bytes at {address:#x}")))?;
 
         let mut used = self.used();
+        self.remove_leaving(&mut used);
         let range = GuestRange { first: address, last };
-        if let Some(other) = used.values().find(|other| range.first <= other.last && other.first <= last) {
+        let mut ranges = used.values().map(|slot| slot.range);
+        if let Some(other) = ranges.find(|other| range.first <= other.last && other.first <= last) {
             let text = format!("{size} bytes at {address:#x} overlap memory at {:#x}", other.first);
             return Err(VmError::Request(text));
         }
@@ -64,19 +73,36 @@ impl Slots {
         let free = (0..self.limit).find(|slot| !used.contains_key(slot));
         let slot = free.ok_or_else(|| VmError::Request("no memory slot is left".into()))?;
         self.hypervisor.add_memory(slot, address, memory, access)?;
-        used.insert(slot, range);
+        used.insert(slot, UsedSlot { range, is_leaving: false });
         Ok(Slot(slot))
     }
 
-    /// Removes a slot. When it returns, no processor uses its memory.
+    /// Removes a slot. When it returns, no processor uses its memory, unless the hypervisor refuses.
+    /// Then a later call of [`Slots::map`] or of this removes the slot.
     pub(crate) fn unmap(&self, slot: Slot) {
         let mut used = self.used();
-        match self.hypervisor.remove_memory(slot.0) {
-            Ok(()) => drop(used.remove(&slot.0)),
-            // The slot stays in use, and the hypervisor keeps its memory: the guest must not reach
-            // freed memory.
-            Err(error) => tracing::error!(%error, slot = slot.0, "a memory slot cannot be removed"),
+        if let Some(slot) = used.get_mut(&slot.0) {
+            slot.is_leaving = true;
         }
+        self.remove_leaving(&mut used);
+        if used.contains_key(&slot.0) {
+            tracing::error!(slot = slot.0, "a memory slot cannot be removed now");
+        }
+    }
+
+    /// Removes the slots that are to be removed.
+    fn remove_leaving(&self, used: &mut BTreeMap<u32, UsedSlot>) {
+        used.retain(|number, slot| {
+            if !slot.is_leaving {
+                return true;
+            }
+            let removed = self.hypervisor.remove_memory(*number);
+            // A slot that stays is in use, and the hypervisor keeps its memory: the guest must not
+            // reach freed memory.
+            removed
+                .inspect_err(|error| tracing::debug!(%error, slot = number, "a memory slot stays"))
+                .is_err()
+        });
     }
 
     /// Makes each write to an address signal an eventfd: see [`Hypervisor::add_doorbell`].
@@ -90,7 +116,7 @@ impl Slots {
     }
 
     /// Locks the table of slots in use.
-    fn used(&self) -> MutexGuard<'_, BTreeMap<u32, GuestRange>> {
+    fn used(&self) -> MutexGuard<'_, BTreeMap<u32, UsedSlot>> {
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -191,7 +191,7 @@ impl Running {
     /// Sends bytes to a serial port, 0 to 2. Returns the number of bytes that were taken: fewer
     /// than all when the guest does not read.
     pub fn send(&self, port: usize, bytes: &[u8]) -> usize {
-        self.devices.serial.get(port).map_or(0, |port| port.send(bytes))
+        self.devices.send(port, bytes)
     }
 
     /// Returns the number of exits so far.

@@ -6,10 +6,7 @@ use nicforge_core::spec::Identity;
 use nicforge_guest::{Accelerator, Driver, Function, GuestConfig, PciIdentity, Progress, Toolkit, Vmm};
 use nicforge_machine::build::{Built, Node, NodeAttachment};
 
-use super::{
-    BOOT_TIMEOUT,
-    options::{DriverChoice, ModuleWord, Options, Task},
-};
+use super::options::{DriverChoice, ModuleWord, Options, Task};
 use crate::failure::{Failure, print_note};
 
 /// Most nodes that a message lists.
@@ -161,7 +158,7 @@ pub(super) fn guest_config(
     let built = machine.built;
     let nodes_of_role = built.nodes.iter().filter(|other| other.role == node.role).count();
     let mut config = GuestConfig::new(&node.name)
-        .boot_deadline(BOOT_TIMEOUT)
+        .boot_deadline(options.boot_timeout)
         .vmm(vmm)
         .accelerator(accelerator)
         .driver(driver)

@@ -1,6 +1,8 @@
 //! The work in the guests: a job in each of them, or a shell in one.
 
 use std::{
+    fs::File,
+    path::PathBuf,
     sync::{Arc, mpsc::channel},
     time::Instant,
 };
@@ -10,7 +12,7 @@ use nicforge_guest::{
 };
 
 use super::{
-    CHECK_INTERVAL, COMMAND_TIMEOUT, SHELL_TIMEOUT,
+    CHECK_INTERVAL, SHELL_TIMEOUT, STARTED,
     options::Options,
     terminal,
     together::{GuestGroup, Member},
@@ -20,12 +22,15 @@ use crate::{
     lines::{Printer, Stream},
 };
 
+/// The operation in errors of a guest that does not begin its command.
+const BEGIN: &str = "the start of the command in the booted guest";
+
 /// The files that guests are made of.
 pub(super) enum GuestFiles {
     /// Those of this host and of the cache.
     Toolkit(Box<Toolkit>),
-    /// Those that another host has made.
-    Prepared(Prepared),
+    /// Those that another host has made in a folder.
+    Prepared(Prepared, PathBuf),
 }
 
 impl GuestFiles {
@@ -33,8 +38,17 @@ impl GuestFiles {
     fn boot(&self, config: &GuestConfig, progress: &Progress) -> Result<Guest, GuestError> {
         match self {
             Self::Toolkit(toolkit) => Guest::boot(toolkit, config, progress),
-            Self::Prepared(prepared) => Guest::boot_prepared(prepared, config, progress),
+            Self::Prepared(prepared, _) => Guest::boot_prepared(prepared, config, progress),
         }
+    }
+
+    /// Reports to the program outside a nested guest that a guest's command has begun. Others need
+    /// no report.
+    fn report_begun(&self, node: &str) -> Result<(), GuestError> {
+        let Self::Prepared(_, folder) = self else { return Ok(()) };
+        let file = folder.join(STARTED).join(node);
+        let created = File::create(&file);
+        created.map(drop).map_err(|source| GuestError::Io { what: file.display().to_string(), source })
     }
 }
 
@@ -48,10 +62,9 @@ pub(super) fn run_all(
 ) -> Result<u8, Failure> {
     let width = guests.iter().map(|config| config.node().len()).max().unwrap_or(0);
     let printer = Arc::new(Printer::new(width));
-    let limit = options.timeout.unwrap_or(COMMAND_TIMEOUT);
     let (result_sender, results) = channel();
     let count = guests.len();
-    let group = GuestGroup::new(&guests, options.hold, limit);
+    let group = GuestGroup::new(&guests, options);
 
     std::thread::scope(|scope| {
         // A guest that fails cancels the others, and so does Ctrl-C.
@@ -113,7 +126,8 @@ fn run_in_guest(
     let guest = files.boot(config, progress)?;
     let node = guest.node().to_owned();
     let limit = member.limit();
-    let until = Instant::now() + limit;
+    let begin = Instant::now();
+    let until = begin + limit;
 
     // A blocked output must not keep Ctrl-C or the time limit from ending the guest.
     let give_up = {
@@ -136,8 +150,14 @@ fn run_in_guest(
         })
     }))?;
 
+    let mut has_begun = false;
     loop {
-        if let Some(output) = running.wait_for(CHECK_INTERVAL)? {
+        let output = running.wait_for(CHECK_INTERVAL)?;
+        if !has_begun && running.has_begun() {
+            has_begun = true;
+            files.report_begun(&node)?;
+        }
+        if let Some(output) = output {
             member.end_command();
             // A command that failed ends all guests, its own one included.
             if output.status == 0 {
@@ -151,6 +171,11 @@ fn run_in_guest(
             return Err(GuestError::Cancelled);
         }
 
+        let boot_limit = member.boot_limit();
+        if !has_begun && begin.elapsed() >= boot_limit {
+            let what = format!("{BEGIN} (--boot-timeout)");
+            return Err(GuestError::Timeout { node, what, limit: boot_limit, end: guest.log_ends() });
+        }
         if Instant::now() >= until {
             let what = "the command (--timeout)".to_owned();
             return Err(GuestError::Timeout { node, what, limit, end: guest.log_ends() });
@@ -171,5 +196,19 @@ pub(super) fn run_shell(
         print_note(format_args!("{}: {problem}", guest.node()));
     }
     print_note(format_args!("a shell in {}; Ctrl-D ends it", guest.node()));
-    terminal::run(&guest, options.timeout.unwrap_or(SHELL_TIMEOUT), progress)
+
+    let (begin, limit, node) = (Instant::now(), options.boot_timeout, guest.node().to_owned());
+    let mut has_begun = false;
+    let takes_input = |reads: bool| -> Result<bool, Failure> {
+        if reads && !has_begun {
+            has_begun = true;
+            files.report_begun(&node)?;
+        }
+        if !has_begun && begin.elapsed() >= limit {
+            let (node, what) = (node.clone(), format!("{BEGIN} (--boot-timeout)"));
+            return Err(GuestError::Timeout { node, what, limit, end: guest.log_ends() }.into());
+        }
+        Ok(true)
+    };
+    terminal::run(&guest, options.timeout.unwrap_or(SHELL_TIMEOUT), progress, takes_input)
 }

@@ -71,8 +71,9 @@ Examples: {program} boot MACHINE --node NODE --shell
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(3600);
 /// How long a shell may take, unless the user sets a limit.
 const SHELL_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
-/// How long a guest's boot may take.
-const BOOT_TIMEOUT: Duration = Duration::from_secs(300);
+/// The folder, in that of prepared files, in which each guest has a file of its name once its command
+/// has begun. By these the program outside a nested guest sees that all has started.
+const STARTED: &str = "started";
 /// How long the engine may take to notice that clients have detached.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(2);
 /// The interval between two checks in a wait.
@@ -146,7 +147,7 @@ fn boot(options: &Options, served: &Served, vmm: Vmm, progress: &Progress) -> Re
             // The driver is in the prepared files.
             let hardware = Hardware { vmm, accelerator: Accelerator::Kvm, driver: Driver::None };
             let prepared = Prepared::open(folder, options.provision.vm.clone())?;
-            (GuestFiles::Prepared(prepared), hardware)
+            (GuestFiles::Prepared(prepared, folder.clone()), hardware)
         }
         None => {
             let (toolkit, vmm) = provide(options, vmm, progress)?;

@@ -3,20 +3,28 @@
 //!
 //! This program, the machine's file, a kernel and the finished initramfs of each guest are put into
 //! the outer guest, and the same command runs there. Nothing is provisioned inside.
+//!
+//! The emulator hangs or crashes in the start of some guests. All limits are therefore kept here, by
+//! the host's clock: a guest that hangs may have no clock. A start that fails before any command has
+//! begun is tried again, up to [`MAX_STARTS`] times in all.
 
 use std::{
     path::Path,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use nicforge_family::Families;
 use nicforge_guest::{
-    Accelerator, Guest, GuestConfig, GuestError, Job, Progress, Stream as GuestStream, Vmm,
+    Accelerator, Guest, GuestConfig, GuestError, Job, Progress, Stream as GuestStream, Toolkit, Vmm,
 };
+use tempfile::TempDir;
 
 use super::{
-    BOOT_TIMEOUT, CHECK_INTERVAL, COMMAND_TIMEOUT, SHELL_TIMEOUT, cancelled_by_signals,
+    CHECK_INTERVAL, COMMAND_TIMEOUT, SHELL_TIMEOUT, STARTED, cancelled_by_signals,
     configure::{Hardware, Machine, choose_driver, choose_nodes, find_and_show_stock_drivers, guest_config},
     options::{Options, Task, VmmChoice},
     terminal,
@@ -24,7 +32,7 @@ use super::{
 };
 use crate::{
     cli::EventLoop,
-    failure::{ErrorContext, Failure, print_note},
+    failure::{EXIT_ENVIRONMENT, ErrorContext, Failure, print_note},
     lines::{Printer, Stream},
     serve::{build_plan, identities, read_plan},
 };
@@ -44,6 +52,11 @@ const MACHINE_FILE: &str = "/root/machine.toml";
 const PREPARED: &str = "/share";
 /// The folder of logs among the prepared files.
 const LOGS: &str = "logs";
+/// Number of starts of the outer guest, if commands begin in none of the others.
+const MAX_STARTS: u32 = 3;
+/// Time beyond the commands' own limit after which the command in the outer guest is ended here. The
+/// message of the command itself comes first, if that still works.
+const GRACE: Duration = Duration::from_secs(60);
 /// Seconds that a system call of the inner server for a client may take. The emulator may stop the
 /// processor in the middle of one, for which the client must not be blamed.
 const LONG_CALL: u32 = 400;
@@ -79,24 +92,180 @@ pub(super) fn main(machine: &Path, families: &Families, options: &Options) -> Re
     let hardware = Hardware { vmm: Vmm::Own, accelerator: Accelerator::Kvm, driver };
     let configs = nodes.iter().map(|node| guest_config(options, &view, node, hardware));
     let configs: Vec<_> = configs.collect::<Result<_, _>>()?;
-    // This folder is the outer guest's `/share`: the prepared files, and the inner guests' logs.
-    let folder = tempfile::tempdir().context(|| "a directory for a nested guest".into())?;
-    std::fs::create_dir(folder.path().join(LOGS)).context(|| folder.path().display().to_string())?;
-    toolkit.prepare(&configs, folder.path(), &progress)?;
-    let names: Vec<_> = configs.iter().map(GuestConfig::node).collect();
+    let share = Share::new(configs.iter().map(|config| config.node().to_owned()).collect())?;
+    toolkit.prepare(&configs, share.path(), &progress)?;
 
     let program = std::env::current_exe().context(|| "this program's own file".into())?;
-    let outer = outer_config(options, machine, &program, folder.path(), names.len());
-    let command = inner_command(options, &program, &names);
-    let guest = Guest::boot(&toolkit, &outer, &progress)?;
-    guest.problems().iter().for_each(|problem| print_note(format_args!("{OUTER}: {problem}")));
-
-    let result = run(options, &guest, &command, &progress);
-    drop(guest);
+    let nested = Nested {
+        options,
+        toolkit: &toolkit,
+        outer: outer_config(options, machine, &program, share.path(), share.guests.len()),
+        command: inner_command(options, &program, &share.guests),
+        share: &share,
+        progress: &progress,
+    };
+    let result = nested.run();
     if let Some(logs) = &options.logs {
-        copy_logs(&folder.path().join(LOGS), logs)?;
+        copy_logs(&share.path().join(LOGS), logs)?;
     }
     result
+}
+
+/// The folder of this host that is the outer guest's `/share`: the prepared files, the inner guests'
+/// logs, and the reports of their starts.
+struct Share {
+    folder: TempDir,
+    /// The names of the inner guests.
+    guests: Vec<String>,
+}
+
+impl Share {
+    /// Makes the folder for inner guests of these names.
+    fn new(guests: Vec<String>) -> Result<Self, Failure> {
+        let folder = tempfile::tempdir().context(|| "a directory for a nested guest".into())?;
+        let share = Self { folder, guests };
+        share.clear()?;
+        Ok(share)
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Removes the logs and reports of an earlier start.
+    fn clear(&self) -> Result<(), Failure> {
+        for name in [LOGS, STARTED] {
+            let path = self.path().join(name);
+            if path.exists() {
+                std::fs::remove_dir_all(&path).context(|| path.display().to_string())?;
+            }
+            std::fs::create_dir(&path).context(|| path.display().to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Returns the names of the inner guests whose commands have not begun.
+    fn missing(&self) -> Vec<&str> {
+        let is_missing = |name: &&String| !self.path().join(STARTED).join(name).exists();
+        self.guests.iter().filter(is_missing).map(String::as_str).collect()
+    }
+
+    /// Returns whether the command of an inner guest has begun.
+    fn has_begun(&self) -> bool {
+        self.missing().len() < self.guests.len()
+    }
+}
+
+/// A nested boot.
+struct Nested<'a> {
+    options: &'a Options,
+    toolkit: &'a Toolkit,
+    outer: GuestConfig,
+    /// The command in the outer guest.
+    command: Vec<String>,
+    share: &'a Share,
+    progress: &'a Progress,
+}
+
+impl Nested<'_> {
+    /// Boots the outer guest, and runs the command in it. A start that fails is tried again unless
+    /// the command of an inner guest has begun. Returns the exit code of the command inside.
+    fn run(&self) -> Result<u8, Failure> {
+        let mut start = 1;
+        loop {
+            let begin = Instant::now();
+            let result = self.run_once();
+            let failed = match &result {
+                Ok(code) => *code == EXIT_ENVIRONMENT,
+                Err(failure) => failure.code == EXIT_ENVIRONMENT,
+            };
+            if !failed || self.share.has_begun() || start == MAX_STARTS {
+                return result;
+            }
+
+            // The command inside has printed the message of its own failure.
+            if let Err(failure) = result {
+                print_note(&failure);
+            }
+            start += 1;
+            let (elapsed, limit) = (begin.elapsed(), self.options.boot_timeout);
+            let what = match elapsed < limit {
+                true => format!("failed in its start after {:.0} s", elapsed.as_secs_f64()),
+                false => format!("did not start within {} s", limit.as_secs_f64()),
+            };
+            print_note(format_args!("nested guest {what}; trying again ({start} of {MAX_STARTS})"));
+            self.share.clear()?;
+        }
+    }
+
+    /// Boots the outer guest once, and runs the command in it.
+    fn run_once(&self) -> Result<u8, Failure> {
+        let guest = Guest::boot(self.toolkit, &self.outer, self.progress)?;
+        guest.problems().iter().for_each(|problem| print_note(format_args!("{OUTER}: {problem}")));
+
+        let (task_limit, is_shell) = match self.options.task {
+            Task::Shell => (SHELL_TIMEOUT, true),
+            Task::Lspci | Task::Command(_) => (COMMAND_TIMEOUT, false),
+        };
+        let mut limits = Limits {
+            share: self.share,
+            boot: self.options.boot_timeout,
+            task: self.options.timeout.unwrap_or(task_limit) + GRACE,
+            begin: Instant::now(),
+            is_started: false,
+        };
+
+        if is_shell {
+            // Its limit is checked here, so that the terminal's own one is longer.
+            let limit = limits.boot + limits.task + GRACE;
+            let takes_input = |_| -> Result<bool, Failure> {
+                limits.check(&guest)?;
+                Ok(limits.is_started)
+            };
+            terminal::run_program(&guest, &self.command, limit, self.progress, takes_input)
+        } else {
+            Ok(run_command(&guest, &self.command, &mut limits, self.progress)?)
+        }
+    }
+}
+
+/// The limits of the command in the outer guest, by the host's clock.
+struct Limits<'a> {
+    share: &'a Share,
+    /// Time within which the commands of all inner guests must begin.
+    boot: Duration,
+    /// Time that the commands in them have then.
+    task: Duration,
+    /// When the present one of both began.
+    begin: Instant,
+    /// Whether the commands of all inner guests have begun.
+    is_started: bool,
+}
+
+impl Limits<'_> {
+    /// Checks the limit of the start, and then that of the commands.
+    ///
+    /// # Errors
+    /// [`GuestError::Timeout`] with the ends of the logs of all guests, the outer one and the inner
+    /// ones.
+    fn check(&mut self, guest: &Guest) -> Result<(), GuestError> {
+        if !self.is_started && self.share.missing().is_empty() {
+            (self.is_started, self.begin) = (true, Instant::now());
+        }
+
+        let limit = if self.is_started { self.task } else { self.boot };
+        if self.begin.elapsed() < limit {
+            return Ok(());
+        }
+
+        let what = match self.is_started {
+            true => "the command (--timeout)".to_owned(),
+            false => format!("the start of {} in it (--boot-timeout)", self.share.missing().join(", ")),
+        };
+        let mut end = guest.log_ends();
+        end.add_folder(&self.share.path().join(LOGS));
+        Err(GuestError::Timeout { node: OUTER.to_owned(), what, limit, end })
+    }
 }
 
 /// Returns the configuration of the outer guest. `prepared` is the folder of prepared files, and
@@ -111,7 +280,7 @@ fn outer_config(
     let memory = options.guest.memory.saturating_add(MACHINE_MIB);
     let memory = memory.saturating_mul(guests as u32).saturating_add(OUTER_MIB);
     let config = GuestConfig::new(OUTER)
-        .boot_deadline(BOOT_TIMEOUT)
+        .boot_deadline(options.boot_timeout)
         .processors(PROCESSORS)
         .memory(memory)
         .module(KVM_MODULE)
@@ -128,7 +297,7 @@ fn outer_config(
 
 /// Returns the command that runs in the outer guest: this program's `boot` with the same options,
 /// as far as they concern the inner guests.
-fn inner_command(options: &Options, program: &Path, nodes: &[&str]) -> Vec<String> {
+fn inner_command(options: &Options, program: &Path, nodes: &[String]) -> Vec<String> {
     let name = program.file_name().unwrap_or_default().to_string_lossy();
     let guest = &options.guest;
     let mut words =
@@ -138,16 +307,16 @@ fn inner_command(options: &Options, program: &Path, nodes: &[&str]) -> Vec<Strin
     add("--long-call", LONG_CALL.to_string());
     add("--memory", guest.memory.to_string());
     add("--cpus", guest.cpus.to_string());
-    nodes.iter().for_each(|node| add("--node", (*node).to_owned()));
+    nodes.iter().for_each(|node| add("--node", node.clone()));
     if let Some(limit) = options.serve.mapped_limit {
         add("--mapped-limit", limit.to_string());
     }
     if let Some(limit) = options.timeout {
         add("--timeout", limit.as_secs_f64().to_string());
     }
-    if options.logs.is_some() {
-        add("--logs", format!("{PREPARED}/{LOGS}"));
-    }
+    add("--boot-timeout", options.boot_timeout.as_secs_f64().to_string());
+    // The logs are outside, so that they can be shown when the outer guest hangs.
+    add("--logs", format!("{PREPARED}/{LOGS}"));
     match options.serve.event_loop {
         EventLoop::Auto => (),
         EventLoop::IoUring => add("--event-loop", "io-uring".to_owned()),
@@ -167,30 +336,19 @@ fn inner_command(options: &Options, program: &Path, nodes: &[&str]) -> Vec<Strin
     words
 }
 
-/// Runs the command in the outer guest, and passes its output on.
-fn run(options: &Options, guest: &Guest, command: &[String], progress: &Progress) -> Result<u8, Failure> {
-    if options.task == Task::Shell {
-        let limit = options.timeout.unwrap_or(SHELL_TIMEOUT) + BOOT_TIMEOUT;
-        return terminal::run_program(guest, command, limit, progress);
-    }
-
-    // The inner command has a shorter limit, so that its own message is shown.
-    let limit = options.timeout.unwrap_or(COMMAND_TIMEOUT) + 2 * BOOT_TIMEOUT;
-    Ok(run_command(guest, command, limit, progress)?)
-}
-
 /// Runs a command in a guest, and prints its lines without a prefix. Returns its exit code.
 fn run_command(
     guest: &Guest,
     command: &[String],
-    limit: Duration,
+    limits: &mut Limits<'_>,
     progress: &Progress,
 ) -> Result<u8, GuestError> {
-    let until = Instant::now() + limit;
     let printer = Printer::new(0);
+    // A blocked output must not keep Ctrl-C or a limit from ending the guest.
+    let is_over = Arc::new(AtomicBool::new(false));
     let give_up = {
-        let progress = progress.clone();
-        move || progress.is_cancelled() || Instant::now() >= until
+        let (progress, is_over) = (progress.clone(), is_over.clone());
+        move || progress.is_cancelled() || is_over.load(Ordering::Relaxed)
     };
 
     let running = guest.start(Job::program(command).on_line(Arc::new(move |stream, line: &str| {
@@ -208,10 +366,7 @@ fn run_command(
         if progress.is_cancelled() {
             return Err(GuestError::Cancelled);
         }
-        if Instant::now() >= until {
-            let (node, what) = (OUTER.to_owned(), "the command (--timeout)".to_owned());
-            return Err(GuestError::Timeout { node, what, limit, end: guest.log_ends() });
-        }
+        limits.check(guest).inspect_err(|_| is_over.store(true, Ordering::Relaxed))?;
     }
 }
 
@@ -219,6 +374,10 @@ fn run_command(
 fn copy_logs(from: &Path, to: &Path) -> Result<(), Failure> {
     for entry in std::fs::read_dir(from).context(|| from.display().to_string())? {
         let entry = entry.context(|| from.display().to_string())?;
+        // The outer guest can put links and pipes into the folder.
+        if !entry.file_type().is_ok_and(|file_type| file_type.is_file()) {
+            continue;
+        }
         std::fs::copy(entry.path(), to.join(entry.file_name())).context(|| to.display().to_string())?;
     }
     Ok(())

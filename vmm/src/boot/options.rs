@@ -154,6 +154,8 @@ pub struct Options {
     pub hold: bool,
     /// How long the task may take.
     pub timeout: Option<Duration>,
+    /// How long a guest's boot may take.
+    pub boot_timeout: Duration,
     /// A directory for the guests' consoles and the messages of their machines.
     pub logs: Option<PathBuf>,
     /// The work in the guests.

@@ -56,18 +56,28 @@ impl Drop for RawMode<'_> {
     }
 }
 
-/// Runs a shell until it ends, for at most `limit`. Returns its exit status.
-pub(super) fn run(guest: &Guest, limit: Duration, progress: &Progress) -> Result<u8, Failure> {
-    run_script(guest, shell_script, limit, progress)
+/// Runs a shell until it ends, for at most `limit`. Returns its exit status. For `takes_input` see
+/// [`run_program`].
+pub(super) fn run(
+    guest: &Guest,
+    limit: Duration,
+    progress: &Progress,
+    takes_input: impl FnMut(bool) -> Result<bool, Failure>,
+) -> Result<u8, Failure> {
+    run_script(guest, shell_script, limit, progress, takes_input)
 }
 
 /// Runs a program that sets the terminal's mode itself until it ends, for at most `limit`. Returns
 /// its exit status.
+///
+/// `takes_input` is called again and again, with whether the script reads the line. The user's input
+/// is left alone until both are so. A failure of `takes_input` ends the program.
 pub(super) fn run_program(
     guest: &Guest,
     words: &[String],
     limit: Duration,
     progress: &Progress,
+    takes_input: impl FnMut(bool) -> Result<bool, Failure>,
 ) -> Result<u8, Failure> {
     let words: Vec<_> = words.iter().map(|word| format!("'{}'", word.replace('\'', "'\\''"))).collect();
     let command = words.join(" ");
@@ -76,16 +86,17 @@ pub(super) fn run_program(
             "exec 4>&1 0<>{LINE} 1>&0 2>&0\nstty 115200 raw -echo -hupcl\necho {READY} >&4\nexec {command} 4>&-"
         )
     };
-    run_script(guest, script, limit, progress)
+    run_script(guest, script, limit, progress, takes_input)
 }
 
 /// Runs a script that reads and writes the serial line. `script` gets whether this process has a
-/// terminal.
+/// terminal. For `takes_input` see [`run_program`].
 fn run_script(
     guest: &Guest,
     script: impl FnOnce(bool) -> String,
     limit: Duration,
     progress: &Progress,
+    mut takes_input: impl FnMut(bool) -> Result<bool, Failure>,
 ) -> Result<u8, Failure> {
     let Some(line) = guest.terminal() else {
         return Err(Failure::environment("the guest has no line for a shell"));
@@ -106,7 +117,8 @@ fn run_script(
 
     let status = loop {
         shell_reads |= reported.try_iter().any(|is_ready| is_ready);
-        let from_guest = relay.pass(shell_reads)?;
+        let takes_input = takes_input(shell_reads)?;
+        let from_guest = relay.pass(shell_reads && takes_input)?;
 
         // The guest's last output is shown before the end.
         if !from_guest && let Some(output) = shell.wait_for(Duration::ZERO)? {

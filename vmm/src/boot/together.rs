@@ -7,7 +7,7 @@ use std::{
 
 use nicforge_guest::{Guest, GuestConfig, GuestError, Progress};
 
-use super::{BOOT_TIMEOUT, CHECK_INTERVAL, barrier::Barriers};
+use super::{CHECK_INTERVAL, COMMAND_TIMEOUT, barrier::Barriers, options::Options};
 
 /// The operation in errors of a guest that stays for the others.
 const HOLDING: &str = "staying for the other guests' commands (--hold)";
@@ -19,6 +19,8 @@ pub(super) struct GuestGroup {
     hold: bool,
     /// How long a command may take.
     limit: Duration,
+    /// How long a guest's boot may take.
+    boot_limit: Duration,
 }
 
 /// One of the guests, for the thread that runs its command.
@@ -29,10 +31,15 @@ pub(super) struct Member<'a> {
 }
 
 impl GuestGroup {
-    /// Returns the group of these guests, whose commands have `limit` each.
-    pub(super) fn new(guests: &[GuestConfig], hold: bool, limit: Duration) -> Self {
+    /// Returns the group of these guests.
+    pub(super) fn new(guests: &[GuestConfig], options: &Options) -> Self {
         let names = guests.iter().map(|config| config.node().to_owned());
-        Self { barriers: Mutex::new(Barriers::new(names)), hold, limit }
+        Self {
+            barriers: Mutex::new(Barriers::new(names)),
+            hold: options.hold,
+            limit: options.timeout.unwrap_or(COMMAND_TIMEOUT),
+            boot_limit: options.boot_timeout,
+        }
     }
 
     /// Returns the guest with a number.
@@ -50,6 +57,11 @@ impl Member<'_> {
     /// Returns how long its command may take.
     pub(super) fn limit(&self) -> Duration {
         self.group.limit
+    }
+
+    /// Returns how long the guest's boot may take, and then the start of its command.
+    pub(super) fn boot_limit(&self) -> Duration {
+        self.group.boot_limit
     }
 
     /// Passes the guest's new calls on to the barriers, and answers the calls that have ended. It
@@ -90,7 +102,7 @@ impl Member<'_> {
     /// - [`GuestError::Timeout`]: the others took longer than a boot and a command may take.
     /// - [`GuestError::Cancelled`].
     pub(super) fn hold(&self, guest: &Guest, progress: &Progress) -> Result<(), GuestError> {
-        let limit = BOOT_TIMEOUT + self.group.limit;
+        let limit = self.group.boot_limit + self.group.limit;
         let until = Instant::now() + limit;
 
         while self.group.hold && !self.group.barriers().have_all_ended() {

@@ -3,8 +3,12 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::{
+    fs::Permissions,
     io::{BufRead, BufReader, Write},
-    os::fd::AsFd,
+    os::{
+        fd::AsFd,
+        unix::{fs::PermissionsExt, net::UnixStream},
+    },
     path::Path,
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
@@ -208,6 +212,86 @@ fn nested_boot_runs_a_command_in_our_own_virtual_machine_and_has_its_exit_code()
         assert!(logs.join(log).exists(), "{log}");
     }
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "files are left");
+}
+
+/// The variable by which [`fake_qemu`] gets the arguments of QEMU.
+const QEMU_ARGUMENTS: &str = "NICFORGE_TEST_QEMU_ARGUMENTS";
+
+/// A QEMU for a test, which starts it as a program: its guest says that it takes jobs, and begins
+/// none. In a run of the tests it does nothing.
+#[test]
+fn fake_qemu() {
+    let Ok(arguments) = std::env::var(QEMU_ARGUMENTS) else { return };
+    let path_after = |word: &str| {
+        let (_, rest) = arguments.split_once(word).unwrap();
+        rest.split([' ', ',']).next().unwrap().to_owned()
+    };
+    let line = |name: &str| UnixStream::connect(path_after(&format!("id={name},path="))).unwrap();
+    let (mut console, mut agent, mut monitor) = (line("console"), line("agent"), line("monitor"));
+
+    console.write_all(b"the outer console\n").unwrap();
+    let logs = Path::new(&path_after("local,id=share,path=")).join("logs");
+    std::fs::write(logs.join("cn0.console.log"), "the inner console\n").unwrap();
+    monitor.write_all(b"{\"QMP\": {}}\n{\"return\": {}, \"id\": 1}\n").unwrap();
+    agent.write_all(b"0 ready\n").unwrap();
+    // The process is killed.
+    std::thread::park();
+}
+
+#[test]
+fn nested_guest_that_hangs_is_ended_with_its_consoles_and_tried_again() {
+    toolkit();
+    let folder = tempfile::tempdir().unwrap();
+    let (silent, deaf) = (folder.path().join("silent"), folder.path().join("deaf"));
+    let fake = format!(
+        "exec env {QEMU_ARGUMENTS}=\"$*\" {} --exact boot::fake_qemu",
+        std::env::current_exe().unwrap().display()
+    );
+    for (path, hang) in [(&silent, "exec sleep 1000"), (&deaf, fake.as_str())] {
+        let script = format!(
+            "#!/bin/sh\ncase \"$*\" in\n*'-device help') echo 'name \"vfio-user-pci\"' ;;\n\
+             *-version) echo QEMU emulator version 11 ;;\n*) {hang} ;;\nesac\n"
+        );
+        std::fs::write(path, script).unwrap();
+        std::fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+    }
+
+    let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines/pset.toml");
+    for (qemu, messages) in [
+        // QEMU itself hangs.
+        (&silent, &["nested: booting took longer than 8s"][..]),
+        // The outer guest hangs, or a guest in it.
+        (
+            &deaf,
+            &[
+                "nested: the start of cn0 in it (--boot-timeout) took longer than 8s",
+                "nested.console.log:\nthe outer console\n",
+                "cn0.console.log:\nthe inner console\n",
+            ],
+        ),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_nicforge"))
+            .arg("boot")
+            .arg(&machine)
+            .args(["--node", "cn0", "--nested", "--driver", "none", "--boot-timeout", "8", "--qemu"])
+            .arg(qemu)
+            .args(["--", "true"])
+            .env("TMPDIR", folder.path())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+
+        let errors = to_text(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{errors}");
+        let retries = [2, 3]
+            .map(|start| format!("nested guest did not start within 8 s; trying again ({start} of 3)\n"));
+        assert!(retries.iter().all(|retry| errors.contains(retry)), "{errors}");
+        for message in messages {
+            assert_eq!(errors.matches(message).count(), 3, "{message}: {errors}");
+        }
+        // Nothing but the two programs is left.
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
 }
 
 #[test]

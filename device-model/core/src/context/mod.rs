@@ -80,6 +80,14 @@ impl Context<'_> {
         self.function.wake_at = self.function.wake_at.min(time);
     }
 
+    /// Returns whether the attachment's client gets interrupts by MSI-X vectors, and not by the INTx
+    /// line: it has enabled MSI-X in configuration space, or has bound vectors and no line.
+    ///
+    /// A device with registers that depend on this asks before it interrupts.
+    pub fn uses_msix(&self, attachment_id: AttachmentId) -> bool {
+        self.attachment(attachment_id).is_some_and(Attachment::uses_msix)
+    }
+
     /// Raises an MSI-X vector of an attachment. The interrupt does not overtake the attachment's
     /// earlier DMA writes. Without a client it has no effect.
     pub fn interrupt(&mut self, attachment_id: AttachmentId, vector: u16) {

@@ -208,6 +208,17 @@ impl Interrupts {
         Ok(())
     }
 
+    /// Returns whether an interrupt of an index is bound.
+    pub fn is_bound(&self, index: u32) -> bool {
+        match index {
+            INTX => self.line.as_ref().is_some_and(|line| line.sink.is_some()),
+            MSIX => self.sinks.iter().any(Option::is_some),
+            ERROR => self.error.is_some(),
+            REQUEST => self.request.is_some(),
+            _ => false,
+        }
+    }
+
     /// Unbinds all interrupts of an index.
     ///
     /// # Errors

@@ -25,6 +25,24 @@ fn pending_bits(machine: &mut Machine) -> u64 {
     u64::from_le_bytes(read(machine, A, 0, PENDING_BITS))
 }
 
+/// Id of the MSI-X capability, and bits of its message control word.
+const MSIX_CAPABILITY: u8 = 0x11;
+const MSIX_ENABLE: u16 = 1 << 15;
+const MSIX_FUNCTION_MASK: u16 = 1 << 14;
+
+/// Sets the message control word of MSI-X of the first attachment.
+fn set_msix_control(machine: &mut Machine, value: u16) {
+    let [mut at] = read(machine, A, region::CONFIG, 0x34);
+    while at != 0 {
+        let [id, next] = read(machine, A, region::CONFIG, at.into());
+        if id == MSIX_CAPABILITY {
+            return write(machine, A, region::CONFIG, u64::from(at) + 2, &value.to_le_bytes());
+        }
+        at = next;
+    }
+    panic!("the function has MSI-X");
+}
+
 /// Answers DMA writes by message, as the client does.
 fn answer_writes(machine: &mut Machine, ids: &[u64]) {
     for &id in ids {
@@ -41,6 +59,52 @@ fn bound_vector_fires_and_is_counted() {
 
     assert_eq!((sink.get(), pending_bits(&mut machine)), (1, 0));
     assert_eq!(machine.attachment_counters(F, A).unwrap().interrupts, 1);
+}
+
+#[test]
+fn bound_vector_fires_whatever_the_table_and_its_masks_say() {
+    let (mut machine, probe) = attached();
+    let sink = bind(&mut machine, A, MSIX, 2);
+    let entry_mask = MSIX_TABLE + 2 * 16 + 12;
+
+    // MSI-X off and on, the mask of the function, and that of the entry.
+    let mut fired = 0;
+    for control in [0, MSIX_ENABLE, MSIX_ENABLE | MSIX_FUNCTION_MASK] {
+        for masked in [0_u32, 1] {
+            set_msix_control(&mut machine, control);
+            write(&mut machine, A, 0, entry_mask, &masked.to_le_bytes());
+            act(&mut machine, &probe, |context| context.interrupt(A, 2));
+            fired += 1;
+            assert_eq!((sink.get(), pending_bits(&mut machine)), (fired, 0), "{control:#x} {masked}");
+        }
+    }
+}
+
+#[test]
+fn client_uses_msix_by_its_bit_or_by_vectors_alone() {
+    let (mut machine, probe) = attached();
+    let check = |machine: &mut Machine, uses| {
+        act(machine, &probe, move |context| {
+            assert_eq!((context.uses_msix(A), context.uses_msix(B)), (uses, false));
+        });
+    };
+
+    check(&mut machine, false);
+    set_msix_control(&mut machine, MSIX_ENABLE);
+    check(&mut machine, true);
+    set_msix_control(&mut machine, 0);
+    check(&mut machine, false);
+
+    let _vector = bind(&mut machine, A, MSIX, 3);
+    check(&mut machine, true);
+    // The bit decides for a client that has both.
+    let _line = bind(&mut machine, A, INTX, 0);
+    check(&mut machine, false);
+    set_msix_control(&mut machine, MSIX_ENABLE);
+    check(&mut machine, true);
+    machine.interrupts(F, A).unwrap().disable(MSIX).unwrap();
+    set_msix_control(&mut machine, 0);
+    check(&mut machine, false);
 }
 
 #[test]

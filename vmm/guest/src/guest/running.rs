@@ -57,6 +57,11 @@ impl Running {
         }
     }
 
+    /// Returns whether the guest has begun the job. A guest that hangs does not begin it.
+    pub fn has_begun(&self) -> bool {
+        self.agent.has_begun(self.number)
+    }
+
     /// Kills the job's process group. Processes that made a group of their own survive. The job
     /// ends with status 137 soon after.
     ///

@@ -9,6 +9,7 @@
 # Guest to host, one line for each message:
 #   0 n TEXT        a problem during the start
 #   0 ready         the agent accepts jobs
+#   ID s            the job has begun
 #   0 b CALL NAME SECONDS
 #                   nicforge-barrier, in the process CALL, waits for the other guests at NAME
 #   ID o TEXT       a line of standard output (e: of standard error); o+ and e+: a part of a
@@ -108,6 +109,7 @@ while read -r id verb rest <&3; do
 	run)
 		echo "$rest" >$run/$id.job
 		start-stop-daemon -S -b -p $run/none -a /nicforge/busybox -- sh /nicforge/job "$id"
+		echo "$id s" >&3
 		;;
 	kill) (end "$id" &) ;;
 	answer) echo "$rest" >$run/barrier.$id ;;

@@ -52,12 +52,7 @@ struct PluggedBar {
     address: u64,
     /// The address that is decoded now, if one is.
     decoded: Option<u64>,
-    /// The memory slots of the areas, while the BAR is decoded.
-    slots: Vec<Slot>,
-    /// All doorbells of the BAR.
-    doorbells: Vec<Doorbell>,
-    /// The doorbells that are connected, with their addresses in the guest.
-    connected: Vec<(ExitAddress, Doorbell)>,
+    doorbells: Vec<PluggedDoorbell>,
 }
 
 /// An area that this process has mapped. KVM gives the guest memory of this process only.
@@ -65,6 +60,16 @@ struct MappedArea {
     offset: u64,
     memory: Arc<MmapRegion>,
     access: MemoryAccess,
+    /// The memory slot by which the guest has the area: none while its BAR is not decoded, or while
+    /// another BAR's memory has the addresses.
+    slot: Option<Slot>,
+}
+
+/// A doorbell of a BAR.
+struct PluggedDoorbell {
+    doorbell: Doorbell,
+    /// Its address in the guest while it is connected.
+    connected: Option<ExitAddress>,
 }
 
 /// Addresses that a BAR decodes.
@@ -96,18 +101,12 @@ impl Bars {
 
             let areas = bar.areas.iter().map(MappedArea::new).collect::<Result<_, _>>()?;
             let flags = flags(bar.index)?;
-            let doorbells =
-                doorbells.iter().filter(|doorbell| doorbell.bar == bar.index && doorbell.offset < bar.size);
-            plugged.push(PluggedBar {
-                flags,
-                areas,
-                address: 0,
-                decoded: None,
-                slots: Vec::new(),
-                doorbells: doorbells.cloned().collect(),
-                connected: Vec::new(),
-                bar,
-            });
+            let doorbells = doorbells
+                .iter()
+                .filter(|doorbell| doorbell.bar == bar.index && doorbell.offset < bar.size)
+                .map(|doorbell| PluggedDoorbell { doorbell: doorbell.clone(), connected: None })
+                .collect();
+            plugged.push(PluggedBar { flags, areas, address: 0, decoded: None, doorbells, bar });
         }
         Ok(Self { bars: plugged })
     }
@@ -161,6 +160,14 @@ impl Bars {
         changed
     }
 
+    /// Maps what a decoded BAR has not got, because another BAR had the addresses or no memory slot
+    /// was left.
+    pub(crate) fn map_rest(&mut self, bar: u8, slots: &Slots) {
+        if let Some(plugged) = self.bars.iter_mut().find(|plugged| plugged.bar.index == bar) {
+            plugged.map(slots);
+        }
+    }
+
     /// Returns the addresses that are decoded.
     pub(crate) fn decoded(&self) -> impl Iterator<Item = Decoded> {
         self.bars.iter().filter_map(|plugged| {
@@ -188,33 +195,41 @@ impl PluggedBar {
 
     /// Removes the areas from the guest, and disconnects the doorbells.
     fn unmap(&mut self, slots: &Slots) {
-        self.slots.drain(..).for_each(|slot| slots.unmap(slot));
-        for (address, doorbell) in self.connected.drain(..) {
-            if let Err(error) = slots.disconnect_doorbell(address, &doorbell.event) {
+        let mapped = self.areas.iter_mut().filter_map(|area| area.slot.take());
+        mapped.for_each(|slot| slots.unmap(slot));
+
+        for PluggedDoorbell { doorbell, connected } in &mut self.doorbells {
+            if let Some(address) = connected.take()
+                && let Err(error) = slots.disconnect_doorbell(address, &doorbell.event)
+            {
                 tracing::warn!(%error, bar = self.bar.index, "a doorbell cannot be disconnected");
             }
         }
     }
 
-    /// Maps the areas into the guest, and connects the doorbells. Accesses to a part that KVM
-    /// refuses, because another BAR has its addresses, continue to cause exits. A guest can move
-    /// BARs as often as it likes, so a refusal is not in the log by default.
+    /// Maps the areas into the guest that are not mapped, and connects the doorbells. Accesses to a
+    /// part that KVM refuses, because another BAR has its addresses, continue to cause exits. A
+    /// guest can move BARs as often as it likes, so a refusal is not in the log by default.
     fn map(&mut self, slots: &Slots) {
         let Some(address) = self.decoded else { return };
-        for area in &self.areas {
+        for area in self.areas.iter_mut().filter(|area| area.slot.is_none()) {
             match slots.map(address + area.offset, area.memory.clone(), area.access) {
-                Ok(slot) => self.slots.push(slot),
+                Ok(slot) => area.slot = Some(slot),
                 Err(error) => tracing::debug!(%error, bar = self.bar.index, "an area is not mapped"),
             }
         }
 
-        for doorbell in &self.doorbells {
-            let at = match space(&self.bar) {
+        let space = space(&self.bar);
+        for PluggedDoorbell { doorbell, connected } in &mut self.doorbells {
+            if connected.is_some() {
+                continue;
+            }
+            let at = match space {
                 Space::Io => ExitAddress::Port(address + doorbell.offset),
                 Space::Memory => ExitAddress::Memory(address + doorbell.offset),
             };
             match slots.connect_doorbell(at, &doorbell.event) {
-                Ok(()) => self.connected.push((at, doorbell.clone())),
+                Ok(()) => *connected = Some(at),
                 Err(error) => {
                     tracing::debug!(%error, bar = self.bar.index, "writes of a doorbell cause exits")
                 }
@@ -235,7 +250,7 @@ impl MappedArea {
         let file = FileOffset::from_arc(Arc::<File>::clone(&area.file), area.file_offset);
         let memory = MmapRegion::build(Some(file), area.size as usize, protection, libc::MAP_SHARED)
             .map_err(|error| FunctionError::Map(error.to_string()))?;
-        Ok(Self { offset: area.offset, memory: Arc::new(memory), access })
+        Ok(Self { offset: area.offset, memory: Arc::new(memory), access, slot: None })
     }
 }
 

@@ -140,9 +140,31 @@ impl PciBus {
         // The function's state stays locked meanwhile, so that the changes of two processors reach
         // the table in their order.
         if let Some(state) = state {
-            let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
-            windows.retain(|(owner, _)| *owner != slot);
-            windows.extend(state.bars.decoded().map(|decoded| (slot, decoded)));
+            self.update_windows(slot, state.bars.decoded().collect());
+            drop(state);
+            self.map_rest();
+        }
+    }
+
+    /// Sets the addresses that the function in a slot decodes. BARs that stay keep their places in
+    /// the table: of two at one address, the first answers, as it has the memory.
+    fn update_windows(&self, slot: usize, mut decoded: Vec<Decoded>) {
+        let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
+        windows.retain(|(owner, window)| *owner != slot || decoded.contains(window));
+        decoded.retain(|new| !windows.iter().any(|(owner, window)| *owner == slot && window == new));
+        windows.extend(decoded.into_iter().map(|decoded| (slot, decoded)));
+    }
+
+    /// Maps what BARs have not got, now that the addresses of another one have changed. The first
+    /// BARs of the table come first.
+    fn map_rest(&self) {
+        let windows = self.windows.read().unwrap_or_else(PoisonError::into_inner).clone();
+        // One function's state is locked at a time, so that two processors cannot wait for each
+        // other.
+        for (slot, decoded) in windows {
+            if let Some(plugged) = &self.slots[slot] {
+                plugged.state().bars.map_rest(decoded.bar, &self.memory);
+            }
         }
     }
 
@@ -310,7 +332,7 @@ impl Plugged {
         }
     }
 
-    /// Reads from a BAR: the MSI-X table of the bus, or the function.
+    /// Reads from a BAR: the MSI-X table of the bus, or the function. Pending bits are those of both.
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {
         let table = self.msix.as_ref().filter(|location| location.contains(bar, offset));
         // An access to the function takes no lock, so that a slow answer of its server delays no
@@ -323,7 +345,14 @@ impl Plugged {
 
         if let Err(error) = self.function.bar_read(bar, offset, data) {
             tracing::debug!(%error, bar, offset, "a read");
-            data.fill(0xff);
+            return data.fill(0xff);
+        }
+
+        let location = self.msix.as_ref();
+        if location.is_some_and(|location| location.reaches_pending(bar, offset, data.len()))
+            && let Some(msix) = &self.state().msix
+        {
+            msix.add_pending(offset, data);
         }
     }
 

@@ -3,6 +3,9 @@
 //! The table is kept here, and every write is also forwarded to the function. A vector gets an
 //! eventfd when it is unmasked for the first time. While a vector is masked, its eventfd keeps the
 //! interrupts of the function, and KVM sends one when the vector is connected again.
+//!
+//! The pending bits are those of the function, which sets them for vectors without an eventfd, and
+//! those of masked vectors whose eventfd has an interrupt.
 
 use std::{ops::Range, os::fd::AsFd, sync::Arc};
 
@@ -19,15 +22,17 @@ use super::capability;
 
 /// The capability's id.
 const CAPABILITY: u8 = 0x11;
-/// Offsets in the capability: the message control register, and the place of the table.
+/// Offsets in the capability: the message control register, and the places of the table and of the
+/// pending bits.
 const CONTROL: u16 = 2;
 const TABLE: u16 = 4;
+const PENDING: u16 = 8;
 /// Bits of the message control register. The size is the number of vectors, less one.
 const CONTROL_ENABLE: u16 = 1 << 15;
 const CONTROL_MASK: u16 = 1 << 14;
 const CONTROL_SIZE: u16 = 0x7ff;
-/// Bits of the table's place that are the number of its BAR. The others are its offset.
-const TABLE_BAR: u32 = 7;
+/// Bits of a place that are the number of its BAR. The others are its offset.
+const PLACE_BAR: u32 = 7;
 /// Size of a table entry in bytes.
 const ENTRY: usize = 16;
 /// The words of an entry, of 4 bytes each: the message's address, its data, and the vector control.
@@ -38,7 +43,10 @@ const VECTOR_CONTROL: usize = 3;
 /// The bit of the vector control that masks the vector.
 const VECTOR_MASK: u32 = 1;
 
-/// The place of a function's MSI-X capability and table.
+/// Bytes of a word of pending bits, each of which has those of 64 vectors.
+const PENDING_WORD: usize = 8;
+
+/// The place of a function's MSI-X capability, table and pending bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MsixLocation {
     /// Offset of the message control register in the configuration space.
@@ -49,6 +57,10 @@ pub(crate) struct MsixLocation {
     pub(crate) bar: u8,
     /// The table's offsets in the BAR.
     pub(crate) table: Range<u64>,
+    /// The BAR with the pending bits.
+    pending_bar: u8,
+    /// The offsets of the pending bits in that BAR.
+    pending: Range<u64>,
 }
 
 impl MsixLocation {
@@ -59,15 +71,27 @@ impl MsixLocation {
         let size = u16::from_le_bytes(capability::read(function, control)?) & CONTROL_SIZE;
         let vectors = usize::from(size) + 1;
 
-        let place = u32::from_le_bytes(capability::read(function, at + TABLE)?);
-        let start = u64::from(place & !TABLE_BAR);
-        let table = start..start + (vectors * ENTRY) as u64;
-        Ok(Some(Self { control, vectors, bar: (place & TABLE_BAR) as u8, table }))
+        let place = |register: u16, bytes: usize| {
+            let place = u32::from_le_bytes(capability::read(function, at + register)?);
+            let start = u64::from(place & !PLACE_BAR);
+            Ok::<_, FunctionError>(((place & PLACE_BAR) as u8, start..start + bytes as u64))
+        };
+        let (bar, table) = place(TABLE, vectors * ENTRY)?;
+        let words = vectors.div_ceil(8 * PENDING_WORD);
+        let (pending_bar, pending) = place(PENDING, words * PENDING_WORD)?;
+
+        Ok(Some(Self { control, vectors, bar, table, pending_bar, pending }))
     }
 
     /// Returns whether an access to a BAR at `offset` begins in the table.
     pub(crate) fn contains(&self, bar: u8, offset: u64) -> bool {
         self.bar == bar && self.table.contains(&offset)
+    }
+
+    /// Returns whether an access of `length` bytes to a BAR at `offset` has a byte of pending bits.
+    pub(crate) fn reaches_pending(&self, bar: u8, offset: u64, length: usize) -> bool {
+        let end = offset.saturating_add(length as u64);
+        self.pending_bar == bar && offset < self.pending.end && self.pending.start < end
     }
 }
 
@@ -101,6 +125,13 @@ enum Wiring {
     Masked(Event),
     /// KVM sends a message for each write to the eventfd.
     Connected(Event),
+}
+
+impl Vector {
+    /// Returns whether the vector is masked and its eventfd has an interrupt.
+    fn is_pending(&self) -> bool {
+        matches!(&self.wiring, Wiring::Masked(event) if event.is_signalled())
+    }
 }
 
 impl Msix {
@@ -161,6 +192,19 @@ impl Msix {
         let access_bytes = access_bytes(data.len());
         for (at, part) in (start..).step_by(access_bytes).zip(data.chunks(access_bytes)) {
             report("a write to the MSI-X table", self.function.bar_write(self.location.bar, at, part));
+        }
+    }
+
+    /// Sets the pending bits of masked vectors whose eventfd has an interrupt, in `data` that the
+    /// function has returned for a read at an offset of the BAR.
+    pub(crate) fn add_pending(&self, offset: u64, data: &mut [u8]) {
+        for (at, byte) in (offset..).zip(data) {
+            let Some(index) = at.checked_sub(self.location.pending.start) else { continue };
+            let first = (index as usize).saturating_mul(8);
+            let vectors = self.vectors.iter().skip(first).take(8);
+            for (bit, vector) in vectors.enumerate() {
+                *byte |= u8::from(vector.is_pending()) << bit;
+            }
         }
     }
 

@@ -20,6 +20,8 @@ pub(crate) const MEMORY: u32 = 0;
 pub(crate) const MIRROR: u32 = 0x1000;
 pub(crate) const REGISTERS: u32 = 0x2000;
 pub(crate) const TABLE: u32 = 0x3000;
+/// Offset of the MSI-X pending bits, of which the card itself has none.
+pub(crate) const PENDING: u32 = TABLE + 0x800;
 /// Size of BAR 0.
 pub(crate) const SIZE: u32 = 0x4000;
 /// A write to this register raises an interrupt on vector 0.
@@ -36,6 +38,8 @@ pub(crate) const EXPRESS: u32 = 0x60;
 
 /// The card.
 pub(crate) struct Card {
+    /// Whether it has a second BAR, of a page of registers.
+    has_second_bar: bool,
     pub(crate) file: Arc<File>,
     config: Mutex<[u8; 256]>,
     /// The writes that reached the card, except those to its MSI-X table.
@@ -51,9 +55,19 @@ pub(crate) struct Card {
 
 impl Card {
     pub(crate) fn new() -> Arc<Self> {
+        Self::with(false)
+    }
+
+    /// Returns a card with a second BAR, of a page of registers.
+    pub(crate) fn with_two_bars() -> Arc<Self> {
+        Self::with(true)
+    }
+
+    fn with(has_second_bar: bool) -> Arc<Self> {
         let file = tempfile::tempfile().unwrap();
         file.set_len(0x2000).unwrap();
         Arc::new(Self {
+            has_second_bar,
             file: Arc::new(file),
             config: Mutex::new(config()),
             writes: Mutex::default(),
@@ -122,7 +136,7 @@ fn config() -> [u8; 256] {
     config[0x3d] = 1;
     config[0x40..0x44].copy_from_slice(&[0x11, EXPRESS as u8, 1, 0]);
     config[0x44..0x48].copy_from_slice(&TABLE.to_le_bytes());
-    config[0x48..0x4c].copy_from_slice(&(TABLE + 0x800).to_le_bytes());
+    config[0x48..0x4c].copy_from_slice(&PENDING.to_le_bytes());
     // PCI Express, with a function-level reset.
     let express = EXPRESS as usize;
     config[express..express + 4].copy_from_slice(&[0x10, 0, 2, 0]);
@@ -140,7 +154,11 @@ impl Function for Card {
             writable,
         };
         let areas = vec![area(MEMORY, true), area(MIRROR, false)];
-        vec![Bar { index: 0, kind: BarKind::Memory32, size: SIZE.into(), areas }]
+        let mut bars = vec![Bar { index: 0, kind: BarKind::Memory32, size: SIZE.into(), areas }];
+        if self.has_second_bar {
+            bars.push(Bar { index: 1, kind: BarKind::Memory32, size: 0x1000, areas: Vec::new() });
+        }
+        bars
     }
 
     fn config_read(&self, offset: u16, data: &mut [u8]) -> Result<(), FunctionError> {
@@ -158,7 +176,8 @@ impl Function for Card {
         if offset == u64::from(BROKEN) {
             return Err(FunctionError::Malformed("a broken register".into()));
         }
-        let value = REGISTER_VALUE + offset as u32;
+        let is_pending_bits = (u64::from(PENDING)..u64::from(PENDING) + 8).contains(&offset);
+        let value = if is_pending_bits { 0 } else { u64::from(REGISTER_VALUE) + offset };
         data.copy_from_slice(&value.to_le_bytes()[..data.len()]);
         Ok(())
     }

@@ -52,9 +52,15 @@ pub enum ImageError {
         /// The file.
         path: PathBuf,
     },
-    /// The file has no whole sectors.
+    /// The file has no bytes.
+    #[error("{0} is empty: give the disk a size, as with `truncate --size=64M {0}`", path.display())]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file's last sector is not whole.
     #[error(
-        "{} has {bytes} bytes, which are no whole sectors: extend it with `truncate --size=%{SECTOR}`",
+        "{0} has {bytes} bytes, which are no whole sectors: extend it with `truncate --size=%{SECTOR} {0}`",
         path.display()
     )]
     Size {
@@ -108,7 +114,10 @@ impl Image {
         }
 
         let bytes = metadata.len();
-        if bytes == 0 || !bytes.is_multiple_of(SECTOR) {
+        if bytes == 0 {
+            return Err(ImageError::Empty { path: path.to_owned() });
+        }
+        if !bytes.is_multiple_of(SECTOR) {
             return Err(ImageError::Size { path: path.to_owned(), bytes });
         }
 
@@ -285,11 +294,21 @@ mod tests {
         assert!(open(&folder.path().join("none")).contains("may read"));
         assert!(open(folder.path()).contains("no regular file"));
 
-        for bytes in [0, 511, 1025] {
+        for bytes in [511, 1025] {
             let path = folder.path().join("odd");
             std::fs::write(&path, vec![0; bytes]).unwrap();
-            assert!(open(&path).contains("truncate"), "{bytes}");
+            let advice = format!("`truncate --size=%512 {}`", path.display());
+            assert!(open(&path).contains(&advice), "{bytes}: {}", open(&path));
         }
+    }
+
+    #[test]
+    fn empty_file_is_refused_with_advice_that_gives_it_a_size() {
+        let file = file(0);
+        let refusal = Image::open(file.path(), Access::ReadOnly).unwrap_err().to_string();
+        let advice = format!("`truncate --size=64M {}`", file.path().display());
+        assert!(refusal.contains(&advice), "{refusal}");
+        assert!(!refusal.contains('%'), "a multiple of 512 may be 0: {refusal}");
     }
 
     #[test]

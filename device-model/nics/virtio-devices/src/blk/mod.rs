@@ -392,6 +392,9 @@ fn copy_cost(job: &Job) -> u32 {
 
 /// Returns a request's buffer to the driver: with `data`, unless it failed, and with the status as
 /// its last byte.
+///
+/// The used length is that of the bytes written without a gap from the buffer's start on (2.7.8.2).
+/// The status is among them only if the data reach it.
 fn answer(
     queue: &mut SplitQueue,
     memory: &GuestMemoryView<'_>,
@@ -402,8 +405,11 @@ fn answer(
 ) -> Result<(), QueueError> {
     let data = if status == Status::Ok { data } else { &[] };
     pieces.write(memory, 0, data)?;
-    pieces.write(memory, buffer.writable - 1, &[status as u8])?;
-    queue.give_back(memory, buffer, data.len() as u32 + 1)
+    let status_offset = buffer.writable - 1;
+    pieces.write(memory, status_offset, &[status as u8])?;
+
+    let is_whole = data.len() as u64 == status_offset;
+    queue.give_back(memory, buffer, data.len() as u32 + u32::from(is_whole))
 }
 
 impl Backend for VirtioBlk {

@@ -77,6 +77,8 @@ pub(super) struct JobState {
     pub(super) output: Output,
     /// The beginning of a line whose end has not arrived, of each [`Stream`].
     pub(super) partial: [String; 2],
+    /// The guest has reported something of the job.
+    pub(super) begun: bool,
     pub(super) ended: bool,
     /// The caller's callback for each line.
     pub(super) sink: Option<LineSink>,
@@ -133,8 +135,9 @@ impl State {
 
 impl JobState {
     /// Handles a report of the job: the end of a line or an earlier part of one, on standard output
-    /// (`o`, `o+`) or standard error (`e`, `e+`), or the job's status (`x`).
+    /// (`o`, `o+`) or standard error (`e`, `e+`), the job's status (`x`), or its beginning (`s`).
     fn handle_report(&mut self, kind: &str, text: &str) -> Option<SinkLine> {
+        self.begun = true;
         match kind {
             "o" => self.add_text(Stream::Output, text, Piece::End),
             "o+" => self.add_text(Stream::Output, text, Piece::Part),

@@ -142,6 +142,7 @@ impl AgentChannel {
                 start,
                 output: Output::default(),
                 partial: Default::default(),
+                begun: false,
                 ended: false,
                 sink: job.sink.clone(),
             };
@@ -206,6 +207,11 @@ impl AgentChannel {
 
             state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// Returns whether the guest has begun a job.
+    pub(crate) fn has_begun(&self, number: u64) -> bool {
+        self.shared.state().jobs.get(&number).is_some_and(|job| job.begun)
     }
 
     /// Discards a job that no caller waits for any more.

@@ -32,6 +32,19 @@ fn a_job_has_its_lines_and_its_status() {
 }
 
 #[test]
+fn a_job_has_begun_when_the_guest_says_so_or_sends_a_line_of_it() {
+    for report in ["s", "o line", "x 0"] {
+        let (agent, mut guest) = started();
+        let [first, second] = [agent.start(&"x".into()).unwrap(), agent.start(&"y".into()).unwrap()];
+        assert!(!agent.has_begun(first) && !agent.has_begun(second));
+
+        guest.write_all(format!("{second} {report}\n{first} x 0\n").as_bytes()).unwrap();
+        assert!(matches!(agent.wait(first, Instant::now() + LONG), Outcome::Done(_)));
+        assert!(agent.has_begun(second), "{report}");
+    }
+}
+
+#[test]
 fn a_guest_that_reboots_or_ends_ends_the_wait() {
     let (agent, mut guest) = started();
     let job = agent.start(&"x".into()).unwrap();
