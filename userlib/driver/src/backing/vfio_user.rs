@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use nicforge_shm::{Access, SharedMemory, SharedU64};
+use nicforge_shm::{Access, SharedMemory, SharedU64, Uninherited};
 use nicforge_vfio_user as wire;
 use nicforge_vfio_user::{
     Client, ClientConfig, ClientError, DmaUnmap, Errno, GuestMemory, IrqAction, IrqPayload,
@@ -173,7 +173,8 @@ struct RemoteRegion {
 
 /// The state that all clones of a [`VfioUser`] share.
 struct VfioUserConnection {
-    client: Client,
+    /// A child of `fork` does not keep the connection open, and thus not the attachment.
+    client: Uninherited<Client>,
     /// The memory that the server may access.
     memory: Arc<ClientMemory>,
     monitor: Arc<ServerMonitor>,
@@ -256,7 +257,7 @@ impl VfioUser {
 
         let can_reset = info.flags & wire::DEVICE_FLAGS_RESET != 0;
         Ok(Self(Arc::new(VfioUserConnection {
-            client,
+            client: Uninherited::new(client)?,
             memory,
             monitor,
             regions: Default::default(),
