@@ -125,7 +125,7 @@ fn children_have_no_part_in_a_rank_over_the_torus() {
 
 #[test]
 fn children_have_no_part_in_a_message_layer() {
-    check_library("bgl", TORUS, &["bgl0.core0", "bgl1.core0"]);
+    check_library("bgl", TORUS, &["bgl0.torus.core0", "bgl1.torus.core0"]);
 }
 
 #[test]

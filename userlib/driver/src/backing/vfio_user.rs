@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use nicforge_shm::{Access, SharedMemory, SharedU64, Uninherited};
+use nicforge_shm::{Access, OwnerProcess, SharedMemory, SharedU64, Uninherited};
 use nicforge_vfio_user as wire;
 use nicforge_vfio_user::{
     Client, ClientConfig, ClientError, DmaUnmap, Errno, GuestMemory, IrqAction, IrqPayload,
@@ -175,6 +175,7 @@ struct RemoteRegion {
 struct VfioUserConnection {
     /// A child of `fork` does not keep the connection open, and thus not the attachment.
     client: Uninherited<Client>,
+    owner: OwnerProcess,
     /// The memory that the server may access.
     memory: Arc<ClientMemory>,
     monitor: Arc<ServerMonitor>,
@@ -258,6 +259,7 @@ impl VfioUser {
         let can_reset = info.flags & wire::DEVICE_FLAGS_RESET != 0;
         Ok(Self(Arc::new(VfioUserConnection {
             client: Uninherited::new(client)?,
+            owner: OwnerProcess::current(),
             memory,
             monitor,
             regions: Default::default(),
@@ -482,6 +484,11 @@ impl Backing for VfioUser {
     }
 
     fn handle_events(&self) -> Result<(), Error> {
+        // A thread that only the parent of this process has may hold the client's lock.
+        if !self.0.owner.is_current() {
+            return Err(Error::ForeignProcess);
+        }
+
         self.serve()?;
         if self.0.client.is_alive() { Ok(()) } else { Err(Error::DeviceGone { cause: GoneCause::HungUp }) }
     }
