@@ -53,15 +53,18 @@ impl Opened {
         let options = OpenOptions { timeout: LONG, heartbeat: None, ..OpenOptions::default() };
         let device = Device::open_vfio_user(path, options).unwrap();
         let buffer = device.dma_buffer(4096, HugePages::Never).unwrap();
-        buffer.write(0, b"parent's").unwrap();
+        let private = device.private_dma_buffer(4096).unwrap();
+        for buffer in [&buffer, &private] {
+            buffer.write(0, b"parent's").unwrap();
+        }
 
         Self {
             registers: device.bar(0).unwrap(),
             windows: device.bar(1).unwrap(),
             poster: device.poster(1).unwrap(),
             interrupt: device.interrupt(0).unwrap(),
-            private: device.private_dma_buffer(4096).unwrap(),
             buffer,
+            private,
             device,
         }
     }
@@ -73,8 +76,9 @@ impl Opened {
         self.windows.write32(WINDOW, value).unwrap();
         assert_eq!(self.windows.read32(WINDOW), Ok(value));
         self.poster.post(0, 0x20, &value.to_le_bytes()).unwrap();
+        let (posted, poster) = (self.poster.position().unwrap(), &self.poster);
+        self.device.wait_until(Deadline::after(LONG), None, || poster.has_passed(posted)).unwrap();
         self.device.flush().unwrap();
-        assert_eq!(self.registers.read32(0x20), Ok(value));
         drop(self.device.dma_buffer(4096, HugePages::Never).unwrap());
     }
 
@@ -110,9 +114,11 @@ impl Opened {
         let _ = self.poster.try_post(0, 0x20, &[9; 4]);
         let _ = self.poster.post(0, 0x20, &[0; 513]);
 
-        let mut bytes = [0; 8];
-        self.buffer.read(0, &mut bytes).unwrap();
-        assert_eq!(&bytes, b"parent's");
+        for buffer in [&self.buffer, &self.private] {
+            let mut bytes = [0; 8];
+            buffer.read(0, &mut bytes).unwrap();
+            assert_eq!(&bytes, b"parent's");
+        }
         // The fields are dropped here.
     }
 }
