@@ -29,6 +29,8 @@
 //! | `prefetch` | hints that memory is needed soon |
 //! | [`wake`] | sleeping without a fence in the writer |
 //! | `sigbus` | surviving files that their owner truncates |
+//! | `fork` | keeping a device from children of this process |
+//! | `table` | what the handlers of the last two find without a lock |
 //!
 //! # vm-memory
 //!
@@ -48,6 +50,7 @@
 
 mod copy;
 mod error;
+mod fork;
 mod memory;
 pub mod pace;
 mod permission;
@@ -56,18 +59,21 @@ mod prefetch;
 mod records;
 mod sigbus;
 mod slots;
+mod table;
 pub mod wake;
 mod window;
 mod word;
 
 pub use error::{GuardError, MemoryError};
+pub use fork::{OwnerCell, OwnerProcess, Uninherited};
 pub use memory::{Access, SharedMemory};
 pub use permission::DmaPermission;
 pub use posted::{Cells, Consumer, Peek, Producer, PushError, RecordRef, RingError, RingHead, SharedCells};
 pub use prefetch::{prefetch, prefetch_entry, prefetch_lines};
 pub use records::Records;
-pub use sigbus::{MAX_GUARDED_RANGES, guard_faults, install_sigbus_guard};
+pub use sigbus::{guard_faults, install_sigbus_guard};
 pub use slots::Slots;
+pub use table::MAX_GUARDED_RANGES;
 pub use wake::{SAFETY_TIMEOUT, register_membarrier};
 pub use window::Window;
 pub use word::{SharedU32, SharedU64};

@@ -9,7 +9,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -20,7 +20,8 @@ use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, fstatfs};
 use nix::unistd::{SysconfVar, ftruncate, sysconf};
 
 use crate::error::MemoryError;
-use crate::sigbus::{self, Guard};
+use crate::sigbus;
+use crate::table::{Entry, Kind, Registration};
 use crate::window::Window;
 use crate::word::{SharedU32, SharedU64};
 
@@ -52,7 +53,9 @@ pub(crate) struct Mapping {
     access: Access,
     /// The file's descriptor, for mappings that keep it.
     fd: Option<OwnedFd>,
-    guard: Option<Guard>,
+    guard: Option<Registration>,
+    /// Keeps the mapping and its descriptor from children of `fork`.
+    uninherited: OnceLock<[Option<Registration>; 2]>,
 }
 
 // SAFETY: only the volatile and atomic accesses of this crate dereference the address, and they
@@ -81,7 +84,15 @@ impl Mapping {
             unsafe { mmap(None, length, access.protection(), MapFlags::MAP_SHARED, fd, file_offset) }
                 .map_err(|errno| MemoryError::Map { offset, len: len as u64, errno })?;
 
-        Ok(Mapping { address: address.cast(), len, mapped, access, fd: None, guard: None })
+        Ok(Mapping {
+            address: address.cast(),
+            len,
+            mapped,
+            access,
+            fd: None,
+            guard: None,
+            uninherited: OnceLock::new(),
+        })
     }
 
     /// Reserves a range of addresses with private zero pages.
@@ -96,7 +107,15 @@ impl Mapping {
         let address = unsafe { mmap_anonymous(None, length, access.protection(), flags) }
             .map_err(|errno| MemoryError::Map { offset: 0, len: len as u64, errno })?;
 
-        Ok(Mapping { address: address.cast(), len, mapped, access, fd: None, guard: None })
+        Ok(Mapping {
+            address: address.cast(),
+            len,
+            mapped,
+            access,
+            fd: None,
+            guard: None,
+            uninherited: OnceLock::new(),
+        })
     }
 
     /// Maps the file to `[offset, offset + len)` of the range. `file_offset` is the offset in the
@@ -139,7 +158,33 @@ impl Mapping {
     }
 
     pub(crate) fn faulted(&self) -> bool {
-        self.guard.as_ref().is_some_and(Guard::faulted)
+        self.guard.as_ref().is_some_and(Registration::faulted)
+    }
+
+    /// Returns the mapping's entry in the table of ranges.
+    fn entry(&self, kind: Kind) -> Entry {
+        Entry::of_range(kind, self.address, self.mapped, self.access)
+    }
+
+    /// Guards the range against a file that ends.
+    fn guarded(&self) -> Result<Registration, MemoryError> {
+        Ok(Registration::new(self.entry(Kind::Guarded))?)
+    }
+
+    /// Keeps the range and the descriptor from children of `fork`.
+    fn keep_from_children(&self) -> Result<(), MemoryError> {
+        if self.uninherited.get().is_some() {
+            return Ok(());
+        }
+
+        let range = Registration::new(self.entry(Kind::UninheritedRange))?;
+        let file = self.fd.as_ref().map(|fd| Registration::new(Entry::of_file(fd.as_fd()))).transpose()?;
+        // SAFETY: the range belongs to this value, and the call changes nothing of it in this
+        // process. An error is no harm: the child replaces a range that it has inherited, too.
+        let _ = unsafe { madvise(self.address.cast(), self.mapped, MmapAdvise::MADV_DONTFORK) };
+        // Another thread may have been first. Its entries are the same.
+        let _ = self.uninherited.set([Some(range), file]);
+        Ok(())
     }
 }
 
@@ -170,8 +215,9 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // The range must leave the table before the kernel can give its addresses to another
-        // mapping.
+        // mapping. So must the descriptor before it is closed.
         self.guard = None;
+        self.uninherited.take();
         self.remove_pages();
         // SAFETY: `mmap` returned this range to this value alone, and every holder of an address in
         // it held this value.
@@ -298,7 +344,7 @@ impl SharedMemory {
         }
 
         let mut mapping = Self::map_checked(fd, &stat, offset, len, access)?;
-        mapping.guard = Some(Guard::new(mapping.address, mapping.mapped, access)?);
+        mapping.guard = Some(mapping.guarded()?);
 
         Ok(Self::from_mapping(mapping))
     }
@@ -327,7 +373,7 @@ impl SharedMemory {
             mapping.map_file_at(fd, file_offset, offset, bytes)?;
         }
 
-        mapping.guard = Some(Guard::new(mapping.address, mapping.mapped, access)?);
+        mapping.guard = Some(mapping.guarded()?);
         let file = fd.try_clone_to_owned().map_err(|error| MemoryError::File { errno: errno_of(&error) })?;
         mapping.fd = Some(file);
 
@@ -397,6 +443,15 @@ impl SharedMemory {
     /// Afterwards the memory is private to this process: zeros, and its own later writes.
     pub fn faulted(&self) -> bool {
         self.all.faulted()
+    }
+
+    /// Keeps the mapping and its descriptor from children of `fork`. Their copies of the handles
+    /// then refer to private zero pages, and to a socket whose peer is closed.
+    ///
+    /// # Errors
+    /// [`MemoryError::Guard`] if the table of ranges is full.
+    pub fn keep_from_children(&self) -> Result<(), MemoryError> {
+        self.all.mapping().keep_from_children()
     }
 
     /// Returns whether other handles to the mapping exist: clones, windows, words. They keep the

@@ -6,161 +6,26 @@
 //! processor then repeats the access, which finds zeros.
 //!
 //! UNSAFETY: installs a signal handler and maps memory from it. The handler is async-signal-safe:
-//! it uses atomic loads and stores and system calls, and takes no lock and allocates nothing. The
-//! table only grows, and its slots are never freed.
+//! it uses atomic loads and stores and system calls, and takes no lock and allocates nothing.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use nix::errno::Errno;
 
 use crate::error::GuardError;
-use crate::memory::Access;
+use crate::table::{self, Entry, Kind};
 
-/// Largest number of guarded mappings of a process.
-pub const MAX_GUARDED_RANGES: usize = CHUNKS * CHUNK;
-
-/// Largest number of chunks of the table.
-const CHUNKS: usize = 64;
-/// Number of slots of a chunk.
-const CHUNK: usize = 1024;
-
-/// One guarded range, protected by a sequence lock: `version` is odd during a write.
-struct GuardSlot {
-    version: AtomicU64,
-    /// Address of the first byte.
-    start: AtomicUsize,
-    /// Length in bytes, or 0 if the slot is free.
-    len: AtomicUsize,
-    writable: AtomicBool,
-    /// The range was replaced, because the file behind it ended.
-    faulted: AtomicBool,
-}
-
-/// A guarded range, as the handler reads it from its slot.
-struct GuardedRange {
-    /// Address of the first byte.
-    start: usize,
-    /// Length in bytes.
-    len: usize,
-    writable: bool,
-}
-
-impl GuardSlot {
-    const fn new() -> Self {
-        GuardSlot {
-            version: AtomicU64::new(0),
-            start: AtomicUsize::new(0),
-            len: AtomicUsize::new(0),
-            writable: AtomicBool::new(false),
-            faulted: AtomicBool::new(false),
-        }
-    }
-
-    /// Writes the range. Only the owner of the slot may call it.
-    fn set(&self, start: usize, len: usize, writable: bool) {
-        let version = self.version.load(Ordering::Relaxed);
-        self.version.store(version.wrapping_add(1), Ordering::Relaxed);
-        fence(Ordering::Release);
-        self.start.store(start, Ordering::Relaxed);
-        self.len.store(len, Ordering::Relaxed);
-        self.writable.store(writable, Ordering::Relaxed);
-        self.faulted.store(false, Ordering::Relaxed);
-        self.version.store(version.wrapping_add(2), Ordering::Release);
-    }
-
-    /// Returns the range if it contains `address`. A slot that is being written does not match: the
-    /// range of an accessed address was written earlier, and stays.
-    fn find(&self, address: usize) -> Option<GuardedRange> {
-        let version = self.version.load(Ordering::Acquire);
-        let start = self.start.load(Ordering::Relaxed);
-        let len = self.len.load(Ordering::Relaxed);
-        let writable = self.writable.load(Ordering::Relaxed);
-        fence(Ordering::Acquire);
-        if version & 1 != 0 || self.version.load(Ordering::Relaxed) != version {
-            return None;
-        }
-
-        (address.wrapping_sub(start) < len).then_some(GuardedRange { start, len, writable })
-    }
-}
-
-type Chunk = [GuardSlot; CHUNK];
-
-/// Chunks of slots, allocated when they are first needed and kept for good.
-static TABLE: [AtomicPtr<Chunk>; CHUNKS] = [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS];
-/// Free slots. Only registration takes the lock, never the handler.
-static FREE: Mutex<FreeSlots> = Mutex::new(FreeSlots { chunks: 0, slots: Vec::new() });
 /// Number of ranges replaced since the process started.
 static FAULTS: AtomicU64 = AtomicU64::new(0);
 /// Action for SIGBUS before the handler was installed.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 /// Whether the handler is installed.
 static INSTALLED: Mutex<bool> = Mutex::new(false);
-
-/// The slots of the table that no mapping has.
-struct FreeSlots {
-    /// Number of chunks allocated.
-    chunks: usize,
-    slots: Vec<&'static GuardSlot>,
-}
-
-/// Locks a mutex, also after a panic of a holder: the data are consistent at all times.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A mapping's slot in the table. It is dropped before the mapping is unmapped.
-pub(crate) struct Guard {
-    slot: &'static GuardSlot,
-}
-
-impl Guard {
-    /// Guards the `len` bytes mapped at `address`. The caller must be their only owner.
-    pub(crate) fn new(address: NonNull<u8>, len: usize, access: Access) -> Result<Self, GuardError> {
-        let slot = take_slot()?;
-        slot.set(address.as_ptr() as usize, len, access == Access::ReadWrite);
-        Ok(Guard { slot })
-    }
-
-    /// Returns whether the range was replaced, because the file behind it ended.
-    #[inline]
-    pub(crate) fn faulted(&self) -> bool {
-        self.slot.faulted.load(Ordering::Acquire)
-    }
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        self.slot.set(0, 0, false);
-        lock(&FREE).slots.push(self.slot);
-    }
-}
-
-/// Takes a free slot of the table of guarded ranges. The table grows by a chunk, which is never
-/// freed, because the signal handler reads it without a lock.
-fn take_slot() -> Result<&'static GuardSlot, GuardError> {
-    let mut free = lock(&FREE);
-    if let Some(slot) = free.slots.pop() {
-        return Ok(slot);
-    }
-
-    let Some(entry) = TABLE.get(free.chunks) else {
-        return Err(GuardError::TableFull { limit: MAX_GUARDED_RANGES });
-    };
-
-    let chunk: &'static mut Chunk = Box::leak(Box::new([const { GuardSlot::new() }; CHUNK]));
-    let chunk: &'static Chunk = chunk;
-    entry.store(ptr::from_ref(chunk).cast_mut(), Ordering::Release);
-    free.chunks += 1;
-    free.slots.extend(chunk.iter().rev());
-
-    free.slots.pop().ok_or(GuardError::TableFull { limit: MAX_GUARDED_RANGES })
-}
 
 /// Returns the number of guarded ranges replaced because their file ended, since the process
 /// started.
@@ -181,7 +46,7 @@ pub fn guard_faults() -> u64 {
 /// # Errors
 /// [`GuardError::Install`].
 pub fn install_sigbus_guard() -> Result<(), GuardError> {
-    let mut installed = lock(&INSTALLED);
+    let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
     if *installed {
         return Ok(());
     }
@@ -243,32 +108,38 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
 /// It replaces the whole range. The file's owner could otherwise truncate one page at a time, and
 /// cause a signal and a map area for each.
 fn replace_range(address: usize) -> bool {
-    for chunk in &TABLE {
-        let chunk = chunk.load(Ordering::Acquire);
-        if chunk.is_null() {
-            return false;
-        }
-        // SAFETY: a chunk is stored after its initialisation, and never freed.
-        let chunk = unsafe { &*chunk };
-        for slot in chunk {
-            let Some(GuardedRange { start, len, writable }) = slot.find(address) else { continue };
-            let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-            // SAFETY: the range belongs to a guarded mapping. The faulting thread accesses it, and
-            // thus keeps it alive. The new memory has the same size and protection.
-            let mapped = unsafe { libc::mmap(start as *mut c_void, len, protection, flags, -1, 0) };
-            if mapped == libc::MAP_FAILED {
-                return false;
-            }
-            // Two threads may fault at once. Each replaces the range, and one counts the fault.
-            if !slot.faulted.swap(true, Ordering::AcqRel) {
-                FAULTS.fetch_add(1, Ordering::AcqRel);
-            }
-            return true;
-        }
+    // A slot that is being written does not match: the range of an accessed address was written
+    // earlier, and stays.
+    let found = table::slots().find_map(|slot| {
+        let entry = slot.entry().filter(|entry| entry.kind == Kind::Guarded)?;
+        (address.wrapping_sub(entry.start) < entry.len).then_some((slot, entry))
+    });
+    let Some((slot, entry)) = found else { return false };
+
+    // SAFETY: the range belongs to a guarded mapping. The faulting thread accesses it, and thus
+    // keeps it alive.
+    if !unsafe { replace_by_zeros(&entry) } {
+        return false;
     }
 
-    false
+    // Two threads may fault at once. Each replaces the range, and one counts the fault.
+    if !slot.mark_faulted() {
+        FAULTS.fetch_add(1, Ordering::AcqRel);
+    }
+    true
+}
+
+/// Replaces a range by private zero pages of the same size and protection. Returns whether the
+/// kernel has done so. It is async-signal-safe.
+///
+/// # Safety
+/// The range belongs to a mapping of this crate, or is reserved for one.
+pub(crate) unsafe fn replace_by_zeros(range: &Entry) -> bool {
+    let protection = range.access.protection().bits();
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    // SAFETY: the range is this crate's by this function's contract. Only volatile and atomic
+    // accesses reach it.
+    unsafe { libc::mmap(range.start as *mut c_void, range.len, protection, flags, -1, 0) != libc::MAP_FAILED }
 }
 
 /// Passes the signal to the previous handler.

@@ -19,7 +19,7 @@ use nicforge_driver::{Device, SharedPoster};
 use crate::{
     rma::{self, rma_options, rma_port},
     support::{
-        Failure, guarded_status, last_error, open_device, options_or_default, path, reference, release,
+        Failure, guarded_status, last_error, open_device, opened, options_or_default, path, release,
         store_opened,
     },
     velo::{self, velo_options, velo_port},
@@ -98,7 +98,7 @@ fn open(socket: Option<OsString>) -> Result<nicforge_extoll, Failure> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nicforge_extoll_close(extoll: *mut nicforge_extoll) {
     guarded_status(|| {
-        // SAFETY: NULL, or it came from `Box::into_raw`, and is not used any more.
+        // SAFETY: NULL, or it came from `store_opened`, and is not used any more.
         unsafe { release(extoll) };
         Ok(())
     });
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn velo_open_on(
 ) -> i32 {
     guarded_status(|| {
         // SAFETY: by this function's contract.
-        let extoll = unsafe { reference(extoll) }?;
+        let extoll = unsafe { opened(extoll) }?;
         // SAFETY: NULL or valid by this function's contract.
         let options = unsafe { options_or_default(options) };
 
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn rma_open_on(
 ) -> i32 {
     guarded_status(|| {
         // SAFETY: by this function's contract.
-        let extoll = unsafe { reference(extoll) }?;
+        let extoll = unsafe { opened(extoll) }?;
         // SAFETY: NULL or valid by this function's contract.
         let options = unsafe { options_or_default(options) };
 

@@ -120,6 +120,9 @@ pub enum Error {
     /// The wait was cancelled through its [`crate::Cancel`].
     #[error("the wait was cancelled")]
     Cancelled,
+    /// This process is a child, by `fork`, of the one that has opened the device. Nothing was done.
+    #[error("another process has opened the device, and this one is its child: open a device of its own")]
+    ForeignProcess,
     /// A posted-write ring has no room for a record now. Only calls that do not wait return it.
     #[error("posted-write ring {ring} is full: try again, or use the call that waits")]
     RingFull {

@@ -43,6 +43,7 @@ impl Bound {
 
     /// Binds a new source, after a reset has removed the old one.
     pub(crate) fn rebind(&self) -> Result<(), Error> {
+        self.shared.check_owner()?;
         let source = self.shared.note_loss(self.shared.backing.interrupt(self.index, self.vector))?;
         *self.source.write().unwrap_or_else(PoisonError::into_inner) = source;
         Ok(())
@@ -51,6 +52,11 @@ impl Bound {
 
 impl Drop for Bound {
     fn drop(&mut self) {
+        // In a child of `fork`, the vector is bound for its parent.
+        if self.shared.is_inherited() {
+            return;
+        }
+
         let mut bound = lock(&self.shared.interrupts);
 
         // Another thread may have bound the vector again meanwhile.
@@ -79,6 +85,7 @@ impl Interrupt {
             return Err(Error::NoSuch { what: "interrupt vector", index: vector, count: info.count });
         }
 
+        shared.check_owner()?;
         // A vector that is bound already is shared.
         let mut bound: std::sync::MutexGuard<'_, BTreeMap<_, Weak<Bound>>> = lock(&shared.interrupts);
         if let Some(present) = bound.get(&(index, vector)).and_then(Weak::upgrade) {
@@ -99,7 +106,8 @@ impl Interrupt {
     /// Returns the number of interrupts since the last call or wait, and resets it. It does not
     /// block.
     pub fn take(&self) -> u64 {
-        self.0.source().take()
+        // A child of `fork` would take the interrupts of its parent.
+        if self.0.shared.is_inherited() { 0 } else { self.0.source().take() }
     }
 
     /// Waits until the vector fires, takes its interrupts and returns their number.
@@ -112,6 +120,7 @@ impl Interrupt {
     /// Returns [`Error::Timeout`], [`Error::Cancelled`] or [`Error::DeviceGone`].
     pub fn wait(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<u64, Error> {
         let shared = &self.0.shared;
+        shared.check_owner()?;
         if let Some((_, count)) = poll_first(shared, &[self], deadline, cancel)? {
             return Ok(count);
         }
@@ -162,6 +171,7 @@ impl Interrupt {
             return Ok(());
         }
 
+        bound.shared.check_owner()?;
         bound.shared.note_loss(bound.shared.backing.unmask(bound.index, bound.vector, 1))
     }
 
@@ -177,6 +187,7 @@ impl Interrupt {
             return Err(Error::Unsupported { what: "masking this kind of interrupt" });
         }
 
+        bound.shared.check_owner()?;
         bound.shared.note_loss(bound.shared.backing.mask(bound.index, bound.vector, 1))
     }
 
@@ -234,6 +245,7 @@ pub(crate) fn wait_any(
     deadline: Deadline,
     cancel: Option<&Cancel>,
 ) -> Result<(usize, u64), Error> {
+    shared.check_owner()?;
     if let Some(found) = poll_first(shared, interrupts, deadline, cancel)? {
         return Ok(found);
     }

@@ -79,6 +79,7 @@ impl Ring {
     /// Posts a write, and wakes the engine if it sleeps. After a reset of the device, the ring is
     /// opened again first.
     fn try_post(&mut self, shared: &Shared, bar: u8, offset: u32, data: &[u8]) -> Result<(), Error> {
+        shared.check_owner()?;
         if self.epoch != shared.epoch(Ordering::Relaxed) {
             *self = Self::open(shared, self.index)?;
         }
@@ -182,6 +183,7 @@ fn wait_for_room(
 
 /// Posts a write to ring 0, which all callers share by a lock.
 pub(crate) fn post_shared(shared: &Shared, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
+    shared.check_owner()?;
     let offset = record_offset(shared, bar, offset, data)?;
     let Some(slot) = shared.rings.first() else { return post_trapped(shared, bar, offset, data) };
 
@@ -222,6 +224,7 @@ pub struct Poster {
 impl Poster {
     /// Takes ring `ring` out of its slot: see [`Device::poster`](crate::Device::poster).
     pub(crate) fn new(shared: &Arc<Shared>, ring: u8) -> Result<Self, Error> {
+        shared.check_owner()?;
         let held = match shared.rings.get(usize::from(ring)) {
             Some(slot) => Some(lock(&slot.0).take().ok_or(Error::RingTaken { ring })?),
             None if shared.rings.is_empty() && ring == 0 => None,
@@ -341,6 +344,7 @@ impl Poster {
 impl Drop for Poster {
     fn drop(&mut self) {
         if let Some(ring) = self.ring.take()
+            && !self.shared.is_inherited()
             && let Some(slot) = self.shared.rings.get(usize::from(ring.index))
         {
             slot.put(ring);

@@ -451,7 +451,8 @@ unsafe impl Transport for ExtollTransport {
 impl Drop for ExtollTransport {
     fn drop(&mut self) {
         // Sent messages are still in the posted-write ring, and the card must take them before VELO
-        // is disabled. Without the card there is no receiver.
+        // is disabled. Without the card there is no receiver. In a child of `fork`, this fails at
+        // once.
         let _ = self.velo.device().flush();
     }
 }

@@ -207,8 +207,8 @@ impl MuTransport {
 impl Drop for MuTransport {
     fn drop(&mut self) {
         // The unit must have read the messages before the FIFOs are disabled. A transport that has
-        // failed can't send them any more.
-        if self.failure.is_none() {
+        // failed can't send them any more. In a child of `fork`, the FIFOs are the parent's.
+        if self.failure.is_none() && !self.device().is_inherited() {
             let _ = self.close();
         }
     }

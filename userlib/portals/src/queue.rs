@@ -184,6 +184,11 @@ pub(crate) fn wait_any(
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        // In a child of `fork`, the queue is the parent's.
+        if self.link.device().is_inherited() {
+            return;
+        }
+
         // This fails on a lost card, and for a queue that descriptors use, which stays until the
         // interface ends. The memory is then not used again.
         let free = Command { kind: command::FREE_QUEUE, handle: self.handle, ..Command::default() };

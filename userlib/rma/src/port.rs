@@ -412,7 +412,12 @@ impl Port {
 impl Drop for Port {
     fn drop(&mut self) {
         // The card must release the queue before the queue's memory goes. After a loss or reset of
-        // the device it has done so, and an enabled queue may be that of another port.
+        // the device it has done so, and an enabled queue may be that of another port. In a child of
+        // `fork`, it is the parent's.
+        if self.device.is_inherited() {
+            return;
+        }
+
         if self.epoch.is_current() && self.registers.write64(reg::RMA_QUEUE_ENABLE, 0).is_err() {
             // The posted-write ring is stalled. The card handles this record before any trapped
             // access of a later port.

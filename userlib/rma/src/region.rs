@@ -97,6 +97,11 @@ impl Translation {
         (address, pages): (u64, u64),
         deadline: Deadline,
     ) -> Result<u64, Error> {
+        // A thread that only the parent of this process has may hold the lock.
+        if self.epoch.device.is_inherited() {
+            return Err(DriverError::ForeignProcess.into());
+        }
+
         charge(Cost::Registration, 1);
         let registers = lock(&self.registers);
         self.check_epoch()?;

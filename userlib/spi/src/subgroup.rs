@@ -487,8 +487,8 @@ pub(crate) fn ended_by_spin(polled: &Result<(), Error>, deadline: Deadline) -> b
 impl Drop for Subgroup {
     fn drop(&mut self) {
         // The unit must leave the FIFOs and the memory alone before the memory is unmapped. After a
-        // loss or a reset it has done so.
-        if !self.page.is_current() {
+        // loss or a reset it has done so. In a child of `fork`, both are the parent's.
+        if self.page.device().is_inherited() || !self.page.is_current() {
             return;
         }
 

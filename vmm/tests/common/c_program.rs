@@ -80,11 +80,15 @@ pub(crate) fn shared() -> Vec<String> {
 
 /// Compiles an example into a folder, and returns the program's path.
 pub(crate) fn compile(example: &str, into: &Path, options: &[String]) -> String {
-    let examples = workspace().join("userlib/c-api/examples");
-    let program = into.join(example);
+    compile_in("userlib/c-api/examples", example, into, options)
+}
+
+/// Compiles program `name` of a folder of the workspace into a folder, and returns its path.
+pub(crate) fn compile_in(sources: &str, name: &str, into: &Path, options: &[String]) -> String {
+    let program = into.join(name);
     let output = Command::new("cc")
-        .args(["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-pedantic"])
-        .arg(examples.join(format!("{example}.c")))
+        .args(["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-pedantic", "-pthread"])
+        .arg(workspace().join(sources).join(format!("{name}.c")))
         .arg("-o")
         .arg(&program)
         .args(options)

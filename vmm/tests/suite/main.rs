@@ -22,6 +22,7 @@ mod server;
 mod at_rest;
 mod bench;
 mod bgl_c_example;
+mod c_fork;
 mod c_library;
 mod extoll_c_example;
 mod fcnp_c_example;

@@ -37,8 +37,8 @@ use self::{
     program::{Program, copied},
 };
 use crate::support::{
-    Failure, Handle, HasHandle, guarded_number, guarded_status, input, last_error, non_null, open_device,
-    options_or_default, path, reference, release, store_opened, timeout, with_object,
+    Failure, Handle, HasHandle, guarded_number, guarded_status, input, is_inherited, last_error, non_null,
+    open_device, opened, options_or_default, path, release, store_opened, timeout, with_object,
 };
 
 /// Length of the longest message in bytes.
@@ -155,6 +155,11 @@ fn open_device_as(device: Device, options: &bgl_options, program: Program) -> Re
 pub unsafe extern "C" fn bgl_close(layer: *mut bgl_layer) -> i32 {
     guarded_status(|| {
         // SAFETY: NULL or a handle by this function's contract.
+        if unsafe { is_inherited(layer) } {
+            return Ok(());
+        }
+
+        // SAFETY: as above.
         if let Some(layer) = unsafe { layer.as_ref() }
             && let Err(busy) = layer.handle().with(|_, _| Ok(()))
             && busy.errno() == libc::EBUSY
@@ -162,7 +167,7 @@ pub unsafe extern "C" fn bgl_close(layer: *mut bgl_layer) -> i32 {
             return Err(busy);
         }
 
-        // SAFETY: NULL, or it came from `Box::into_raw`, and is not used any more.
+        // SAFETY: NULL, or it came from `store_opened`, and is not used any more.
         unsafe { release(layer) };
         Ok(())
     })
@@ -326,7 +331,7 @@ pub unsafe extern "C" fn bgl_wait(layer: *const bgl_layer, timeout_ms: u64) -> i
 pub unsafe extern "C" fn bgl_interrupt(layer: *const bgl_layer, on: bool) -> i32 {
     guarded_status(|| {
         // SAFETY: by this function's contract.
-        unsafe { reference(layer) }?.handle().set_cancelled(on);
+        unsafe { opened(layer) }?.handle().set_cancelled(on);
         Ok(())
     })
 }

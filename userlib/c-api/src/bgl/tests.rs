@@ -13,6 +13,7 @@ use nicforge_machine::{build::build, description::parse, in_process::LocalMachin
 use nicforge_nics::families;
 
 use super::*;
+use crate::support::Opened;
 
 /// Number of short waits that a test makes for an event before it fails.
 const TURNS: usize = 20_000;
@@ -152,7 +153,7 @@ impl Side {
         let device = Device::from_backing(device).unwrap();
         let program_of_layer = Program::new(&callbacks).unwrap();
         let layer = open_device_as(device, &bgl_options::default(), program_of_layer).unwrap();
-        Self { layer: Box::into_raw(Box::new(layer)), program }
+        Self { layer: Box::into_raw(Box::new(Opened::new(layer))).cast(), program }
     }
 
     /// Posts a message to core 0 of a node.

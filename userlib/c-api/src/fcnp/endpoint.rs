@@ -8,9 +8,10 @@ use std::{
 
 use nicforge_driver::{Cancel, Deadline, Device};
 use nicforge_fcnp::{ComputeCore, Config, IoNode, Mode};
+use nicforge_shm::OwnerCell;
 
 use super::{failure::failure, nicforge_fcnp_options};
-use crate::support::{Failure, open_device, timeout};
+use crate::support::{Failure, inherited, open_device, timeout};
 
 /// An endpoint of FCNP: a [`ComputeCore`] or an [`IoNode`].
 pub(crate) struct Endpoint<T> {
@@ -97,17 +98,28 @@ fn config(options: &nicforge_fcnp_options) -> Config {
 
 /// The only endpoint of this process that the calls without a handle use. Those calls have the
 /// names and parameters of the paper on FCNP.
-pub(crate) struct Singleton<T>(RwLock<Option<Arc<Endpoint<T>>>>);
+pub(crate) struct Singleton<T> {
+    only: RwLock<Option<Arc<Endpoint<T>>>>,
+    /// The process that has opened the endpoint. It is checked before the lock is taken, which a
+    /// thread may hold that only a parent of this process has.
+    owner: OwnerCell,
+}
 
 impl<T> Singleton<T> {
     /// Returns a singleton without an endpoint.
     pub(crate) const fn new() -> Self {
-        Self(RwLock::new(None))
+        Self { only: RwLock::new(None), owner: OwnerCell::new() }
+    }
+
+    /// Checks that no parent of this process has opened the endpoint.
+    fn check_owner(&self) -> Result<(), Failure> {
+        if self.owner.is_inherited() { Err(inherited()) } else { Ok(()) }
     }
 
     /// Returns the process's endpoint.
     pub(crate) fn get(&self) -> Result<Arc<Endpoint<T>>, Failure> {
-        let only = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        self.check_owner()?;
+        let only = self.only.read().unwrap_or_else(PoisonError::into_inner);
         only.clone().ok_or_else(|| Failure::new(libc::ENOTCONN, "fcnp_init has not been called"))
     }
 
@@ -116,7 +128,8 @@ impl<T> Singleton<T> {
         &self,
         open: impl FnOnce() -> Result<Arc<Endpoint<T>>, Failure>,
     ) -> Result<(), Failure> {
-        let mut only = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        self.check_owner()?;
+        let mut only = self.only.write().unwrap_or_else(PoisonError::into_inner);
         if only.is_some() {
             return Err(Failure::new(
                 libc::EALREADY,
@@ -125,13 +138,16 @@ impl<T> Singleton<T> {
         }
 
         *only = Some(open()?);
+        self.owner.set_current();
         Ok(())
     }
 
     /// Closes the endpoint for later calls, and cancels the running ones.
     pub(crate) fn exit(&self) -> Result<(), Failure> {
-        let taken = self.0.write().unwrap_or_else(PoisonError::into_inner).take();
+        self.check_owner()?;
+        let taken = self.only.write().unwrap_or_else(PoisonError::into_inner).take();
         let endpoint = taken.ok_or_else(|| Failure::new(libc::ENOTCONN, "fcnp_init has not been called"))?;
+        self.owner.clear();
         endpoint.set_cancelled(true);
         Ok(())
     }

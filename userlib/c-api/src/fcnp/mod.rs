@@ -23,7 +23,7 @@ use nicforge_fcnp::{ComputeCore, Config, Error, IoNode};
 
 use self::endpoint::{Endpoint, Singleton};
 use crate::support::{
-    Failure, guarded_size, guarded_status, input, last_error, options_or_default, output, path, reference,
+    Failure, guarded_size, guarded_status, input, last_error, opened, options_or_default, output, path,
     release, store_opened,
 };
 
@@ -107,7 +107,7 @@ unsafe fn opener<T>(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nicforge_fcnp_close_compute(compute: *mut nicforge_fcnp_compute) {
     guarded_status(|| {
-        // SAFETY: `compute` is NULL, or came from `Box::into_raw` and is not used any more.
+        // SAFETY: `compute` is NULL, or came from `store_opened` and is not used any more.
         unsafe { release(compute) };
         Ok(())
     });
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn nicforge_fcnp_compute_write(
     size: usize,
 ) -> isize {
     // SAFETY: `compute` and `ptr` are valid by this function's contract.
-    guarded_size(|| unsafe { reference(compute) }?.0.write(unsafe { input(ptr, size) }?))
+    guarded_size(|| unsafe { opened(compute) }?.0.write(unsafe { input(ptr, size) }?))
 }
 
 /// Receives up to `size` bytes from the I/O node. Returns the number of bytes that both sides
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn nicforge_fcnp_compute_read(
     size: usize,
 ) -> isize {
     // SAFETY: `compute` and `ptr` are valid by this function's contract.
-    guarded_size(|| unsafe { reference(compute) }?.0.read(unsafe { output(ptr, size) }?))
+    guarded_size(|| unsafe { opened(compute) }?.0.read(unsafe { output(ptr, size) }?))
 }
 
 /// Returns the core's rank in its pset, by which the I/O node names it, or a negative error number.
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn nicforge_fcnp_compute_read(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nicforge_fcnp_compute_rank(compute: *const nicforge_fcnp_compute) -> isize {
     // SAFETY: `compute` is a handle by this function's contract.
-    guarded_size(|| Ok(unsafe { reference(compute) }?.0.rank() as usize))
+    guarded_size(|| Ok(unsafe { opened(compute) }?.0.rank() as usize))
 }
 
 /// Ends running and later calls with -ECANCELED while `on`. Returns 0 or a negative error number.
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn nicforge_fcnp_compute_cancel(
 ) -> i32 {
     guarded_status(|| {
         // SAFETY: `compute` is a handle by this function's contract.
-        unsafe { reference(compute) }?.0.set_cancelled(on);
+        unsafe { opened(compute) }?.0.set_cancelled(on);
         Ok(())
     })
 }
@@ -198,7 +198,7 @@ pub unsafe extern "C" fn nicforge_fcnp_open_io(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nicforge_fcnp_close_io(io: *mut nicforge_fcnp_io) {
     guarded_status(|| {
-        // SAFETY: `io` is NULL, or came from `Box::into_raw` and is not used any more.
+        // SAFETY: `io` is NULL, or came from `store_opened` and is not used any more.
         unsafe { release(io) };
         Ok(())
     });
@@ -217,7 +217,7 @@ pub unsafe extern "C" fn nicforge_fcnp_io_write(
     core: u32,
 ) -> isize {
     // SAFETY: `io` and `ptr` are valid by this function's contract.
-    guarded_size(|| unsafe { reference(io) }?.0.write(core, unsafe { input(ptr, size) }?))
+    guarded_size(|| unsafe { opened(io) }?.0.write(core, unsafe { input(ptr, size) }?))
 }
 
 /// Receives up to `size` bytes from compute core `core`. Returns the number of bytes that both
@@ -233,7 +233,7 @@ pub unsafe extern "C" fn nicforge_fcnp_io_read(
     core: u32,
 ) -> isize {
     // SAFETY: `io` and `ptr` are valid by this function's contract.
-    guarded_size(|| unsafe { reference(io) }?.0.read(core, unsafe { output(ptr, size) }?))
+    guarded_size(|| unsafe { opened(io) }?.0.read(core, unsafe { output(ptr, size) }?))
 }
 
 /// Returns the number of compute cores in the pset, or a negative error number.
@@ -243,7 +243,7 @@ pub unsafe extern "C" fn nicforge_fcnp_io_read(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nicforge_fcnp_io_cores(io: *const nicforge_fcnp_io) -> isize {
     // SAFETY: `io` is a handle by this function's contract.
-    guarded_size(|| Ok(unsafe { reference(io) }?.0.cores() as usize))
+    guarded_size(|| Ok(unsafe { opened(io) }?.0.cores() as usize))
 }
 
 /// Ends running and later calls with -ECANCELED while `on`. Returns 0 or a negative error number.
@@ -254,7 +254,7 @@ pub unsafe extern "C" fn nicforge_fcnp_io_cores(io: *const nicforge_fcnp_io) -> 
 pub unsafe extern "C" fn nicforge_fcnp_io_cancel(io: *const nicforge_fcnp_io, on: bool) -> i32 {
     guarded_status(|| {
         // SAFETY: `io` is a handle by this function's contract.
-        unsafe { reference(io) }?.0.set_cancelled(on);
+        unsafe { opened(io) }?.0.set_cancelled(on);
         Ok(())
     })
 }

@@ -32,8 +32,8 @@ use self::{
     rank::Rank,
 };
 use crate::support::{
-    Failure, Handle, HasHandle, guarded_number, guarded_status, last_error, non_null, options_or_default,
-    reference, release, store_opened, timeout, with_object,
+    Failure, Handle, HasHandle, guarded_number, guarded_status, last_error, non_null, opened,
+    options_or_default, release, store_opened, timeout, with_object,
 };
 
 /// In place of a source, for receives: any rank.
@@ -457,7 +457,7 @@ pub unsafe extern "C" fn matching_recv(
 pub unsafe extern "C" fn matching_interrupt(endpoint: *const matching_endpoint, on: bool) -> i32 {
     guarded_status(|| {
         // SAFETY: by this function's contract.
-        unsafe { reference(endpoint) }?.handle().set_cancelled(on);
+        unsafe { opened(endpoint) }?.handle().set_cancelled(on);
         Ok(())
     })
 }

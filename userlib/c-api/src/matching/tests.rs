@@ -11,6 +11,7 @@ use nicforge_mu_transport::{Config as MuConfig, Job as MuJob, MuTransport};
 use nicforge_nics::families;
 
 use super::*;
+use crate::support::Opened;
 
 /// Returns a device of a machine in this process. `table` is the part of the machine file that
 /// describes the network.
@@ -21,14 +22,22 @@ fn device(table: &str, node: &str, attachment: &str) -> Device {
     Device::from_backing(backing).unwrap()
 }
 
-/// Returns the handle of a rank.
-fn endpoint(rank: Rank) -> matching_endpoint {
+/// An opened endpoint.
+type Endpoint = Opened<matching_endpoint>;
+
+/// Returns the handle of an endpoint.
+fn handle_of(endpoint: &Endpoint) -> *const matching_endpoint {
+    std::ptr::from_ref(endpoint).cast()
+}
+
+/// Opens the endpoint of a rank.
+fn endpoint(rank: Rank) -> Endpoint {
     let inner = Inner { rank, timeout: Some(Duration::from_secs(60)), barrier: Barrier::default() };
-    matching_endpoint(Handle::new(inner).unwrap())
+    Opened::new(matching_endpoint(Handle::new(inner).unwrap()))
 }
 
 /// Returns both ranks of a job on two EXTOLL cards.
-fn two_ranks() -> [matching_endpoint; 2] {
+fn two_ranks() -> [Endpoint; 2] {
     let text = "name = \"two\"\n[[extoll]]\nmesh = 2\n";
     let machine = LocalMachine::new(build(&parse(text, "two.toml", &families()).unwrap()).unwrap().0);
     ["ex0", "ex1"].map(|node| {
@@ -39,7 +48,7 @@ fn two_ranks() -> [matching_endpoint; 2] {
 }
 
 /// Returns the only ranks of three jobs, one on each network.
-fn single_ranks() -> [matching_endpoint; 3] {
+fn single_ranks() -> [Endpoint; 3] {
     let card = device("[[extoll]]\nmesh = 2", "ex0", "vpid0");
     let extoll = ExtollTransport::open(card, &Job::of_nodes(1, 1), ExtollConfig::default());
     let unit = device("[[bgq]]\ntorus = [2]\nsubgroups = 1", "bgq0", "s0");
@@ -62,8 +71,8 @@ fn an_interrupted_wait_leaves_its_request_outstanding() {
 }
 
 /// Interrupts the wait for a receive, then sends the message to this rank itself and waits again.
-fn interrupt_a_wait(endpoint: &matching_endpoint) {
-    let handle = std::ptr::from_ref(endpoint);
+fn interrupt_a_wait(endpoint: &Endpoint) {
+    let handle = handle_of(endpoint);
     let (mut received, sent, mut request) = ([0_u8; 8], [7_u8; 8], 0);
     let mut status = matching_status::default();
 
@@ -95,8 +104,8 @@ fn the_context_of_the_barrier_is_refused() {
 }
 
 /// Calls each function that takes a context with the barrier's.
-fn use_the_context_of_the_barrier(endpoint: &matching_endpoint) {
-    let handle = std::ptr::from_ref(endpoint);
+fn use_the_context_of_the_barrier(endpoint: &Endpoint) {
+    let handle = handle_of(endpoint);
     let (mut received, sent, mut request) = ([0_u8; 8], [7_u8; 8], 0);
     let (data, target) = (sent.as_ptr().cast(), received.as_mut_ptr().cast());
     let (context, status) = (MATCHING_BARRIER_CONTEXT, std::ptr::null_mut());
@@ -119,9 +128,9 @@ fn use_the_context_of_the_barrier(endpoint: &matching_endpoint) {
 #[test]
 fn an_interrupted_barrier_is_continued_by_the_next_call() {
     // SAFETY: the handles live until the end.
-    let barrier = |endpoint: &matching_endpoint| unsafe { matching_barrier(endpoint) };
+    let barrier = |endpoint: &Endpoint| unsafe { matching_barrier(handle_of(endpoint)) };
     // SAFETY: as above.
-    let interrupt = |endpoint: &matching_endpoint, on| unsafe { matching_interrupt(endpoint, on) };
+    let interrupt = |endpoint: &Endpoint, on| unsafe { matching_interrupt(handle_of(endpoint), on) };
     let ranks = two_ranks();
 
     thread::scope(|scope| {

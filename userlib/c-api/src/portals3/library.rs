@@ -13,10 +13,11 @@ use std::{
 };
 
 use nicforge_driver::{
-    Cancel, Deadline, Device, OpenOptions, environment,
+    Cancel, Deadline, Device, Error as DriverError, OpenOptions, environment,
     runtime::{self, lock},
 };
 use nicforge_portals::{Interface, Kernel, KernelConfig, Mode};
+use nicforge_shm::OwnerCell;
 
 use super::{
     failure::{driver_failure, failure, refused},
@@ -40,6 +41,9 @@ const MAX_PROCESSES: usize = 15;
 static LIBRARY: Mutex<Option<Library>> = Mutex::new(None);
 /// Held by calls that begin or end the library or an interface.
 static SETUP: Mutex<()> = Mutex::new(());
+/// The process that has initialised the library. It is checked before a lock is taken, which a
+/// thread may hold that only a parent of this process has.
+static OWNER: OwnerCell = OwnerCell::new();
 
 /// The devices of a node.
 pub(super) trait Node: Send + Sync {
@@ -143,10 +147,16 @@ struct Library {
 /// # Errors
 /// Returns `PTL_NO_INIT` outside of PtlInit and PtlFini, and the errors of `call`.
 pub(super) fn with_objects<T>(call: impl FnOnce(&mut Objects) -> Result<T, Failure>) -> Result<T, Failure> {
+    check_owner()?;
     match lock(&LIBRARY).as_mut() {
         Some(library) => call(&mut library.objects),
         None => Err(no_init()),
     }
+}
+
+/// Checks that no parent of this process has initialised the library.
+fn check_owner() -> Result<(), Failure> {
+    if OWNER.is_inherited() { Err(driver_failure(DriverError::ForeignProcess)) } else { Ok(()) }
 }
 
 /// Returns the failure of a call before PtlInit.
@@ -157,6 +167,7 @@ fn no_init() -> Failure {
 /// Boots the node, unless the library has been initialised before, or another program has the
 /// kernel. Returns the number of processes.
 pub(super) fn init(node: impl FnOnce() -> Result<Arc<dyn Node>, Failure>) -> Result<usize, Failure> {
+    check_owner()?;
     let _setup = lock(&SETUP);
     if let Some(library) = lock(&LIBRARY).as_mut() {
         library.init_count += 1;
@@ -169,11 +180,17 @@ pub(super) fn init(node: impl FnOnce() -> Result<Arc<dyn Node>, Failure>) -> Res
     let processes = node.processes();
     let library = Library { init_count: 1, node, kernel, matching_thread: None, objects: Objects::new() };
     *lock(&LIBRARY) = Some(library);
+    OWNER.set_current();
     Ok(processes)
 }
 
-/// Undoes one initialisation. When none is left, all interfaces and the kernel end.
+/// Undoes one initialisation. When none is left, all interfaces and the kernel end. In a child of
+/// the process that has initialised the library, nothing changes.
 pub(super) fn fini() {
+    if OWNER.is_inherited() {
+        return;
+    }
+
     let _setup = lock(&SETUP);
     let mut library = lock(&LIBRARY);
     let Some(Library { init_count, .. }) = library.as_mut() else { return };
@@ -183,6 +200,7 @@ pub(super) fn fini() {
     }
 
     let ended = library.take();
+    OWNER.clear();
     drop(library);
     if let Some(mut ended) = ended {
         // Interfaces stop their processes, for which the kernel's thread must still run.
@@ -193,6 +211,7 @@ pub(super) fn fini() {
 
 /// Opens an interface of a process, or of the first free one, and returns its handle.
 pub(super) fn open_interface(mode: Mode, process: Option<u32>) -> Result<ptl_handle_ni_t, Failure> {
+    check_owner()?;
     let _setup = lock(&SETUP);
     let (node, kernel, used) = match lock(&LIBRARY).as_ref() {
         Some(library) => (library.node.clone(), library.kernel.clone(), library.objects.processes()),
@@ -281,6 +300,7 @@ fn open_process(
 
 /// Grants other programs a process of the node whose kernel this program has.
 pub(super) fn grant(process: u32) -> Result<(), Failure> {
+    check_owner()?;
     let _setup = lock(&SETUP);
     let kernel = match lock(&LIBRARY).as_ref() {
         Some(library) => library.kernel.clone(),
@@ -294,6 +314,7 @@ pub(super) fn grant(process: u32) -> Result<(), Failure> {
 
 /// Ends an interface, with all its objects.
 pub(super) fn close_interface(handle: ptl_handle_ni_t) -> Result<(), Failure> {
+    check_owner()?;
     let _setup = lock(&SETUP);
     let ended = with_objects(|objects| objects.remove_interface(handle))?;
     drop(ended);

@@ -8,7 +8,9 @@ use nicforge_driver::{Cancel, DmaBuffer, HugePages};
 use nicforge_rma::{Access, Error, Port, Region};
 
 use super::{failure::failure, rma_port};
-use crate::support::{Failure, guarded_status, reference, release, store_opened, with_object};
+use crate::support::{
+    Failure, guarded_status, inherited, opened, release, store_opened, take_opened, with_object,
+};
 
 /// Access of other processes to a region: they may get from it. The owner may both read and write.
 pub const RMA_READ: u32 = 1;
@@ -54,7 +56,7 @@ pub unsafe extern "C" fn rma_allocate(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rma_release(buffer: *mut rma_buffer) {
     guarded_status(|| {
-        // SAFETY: NULL, or it came from `Box::into_raw`, and is not used any more.
+        // SAFETY: NULL, or it came from `store_opened`, and is not used any more.
         unsafe { release(buffer) };
         Ok(())
     });
@@ -111,7 +113,7 @@ pub unsafe extern "C" fn rma_register(
         let access = Access { read: access & RMA_READ != 0, write: access & RMA_WRITE != 0 };
 
         // SAFETY: by this function's contract.
-        let buffer = &unsafe { reference(buffer) }?.0;
+        let buffer = &unsafe { opened(buffer) }?.0;
 
         let register = |port: &mut Port, _: &Cancel| {
             let size = buffer.len();
@@ -142,8 +144,8 @@ pub unsafe extern "C" fn rma_deregister(region: *mut rma_region) -> i32 {
             return Ok(());
         }
 
-        // SAFETY: it came from `Box::into_raw`, and is not used any more.
-        let region = unsafe { Box::from_raw(region) };
+        // SAFETY: it came from `store_opened`, and is not used any more.
+        let region = unsafe { take_opened(region) }.ok_or_else(inherited)?;
         region.0.deregister().map_err(failure)
     })
 }

@@ -29,7 +29,7 @@ use self::{
 };
 use crate::support::{
     Failure, Handle, HasHandle, guarded_count, guarded_number, guarded_status, input, last_error, non_null,
-    open_device, options_or_default, path, reference, release, store_opened, timeout, with_object,
+    open_device, opened, options_or_default, path, release, store_opened, timeout, with_object,
 };
 
 pub use self::memory::{
@@ -154,7 +154,7 @@ pub(crate) fn open_device_as(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rma_close(port: *mut rma_port) {
     guarded_status(|| {
-        // SAFETY: NULL, or it came from `Box::into_raw`, and is not used any more.
+        // SAFETY: NULL, or it came from `store_opened`, and is not used any more.
         unsafe { release(port) };
         Ok(())
     });
@@ -401,7 +401,7 @@ pub unsafe extern "C" fn rma_next(
 pub unsafe extern "C" fn rma_cancel(port: *const rma_port, on: bool) -> i32 {
     guarded_status(|| {
         // SAFETY: by this function's contract.
-        unsafe { reference(port) }?.handle.set_cancelled(on);
+        unsafe { opened(port) }?.handle.set_cancelled(on);
         Ok(())
     })
 }

@@ -11,13 +11,14 @@ use std::{
 };
 
 use nicforge_driver::{Device, OpenOptions, environment, runtime::lock};
+use nicforge_shm::OwnerCell;
 use nicforge_spi::{Kernel, Options, Subgroup};
 
 use super::{
     failure::{failure, invalid},
     subgroup::nicforge_spi_subgroup,
 };
-use crate::support::Failure;
+use crate::support::{Failure, inherited};
 
 /// Number of the first subgroup of the system. The system's subgroups are reached by the kernel's
 /// attachment.
@@ -27,6 +28,9 @@ const SUBGROUPS: u32 = 68;
 
 /// The devices that this process has opened. `None` until the first call, and after [`close`].
 static LIBRARY: Mutex<Option<Library>> = Mutex::new(None);
+/// The process that has opened them. It is checked before the lock is taken, which a thread may hold
+/// that only a parent of this process has.
+static OWNER: OwnerCell = OwnerCell::new();
 
 /// The devices of a node.
 pub(super) trait Node: Send + Sync {
@@ -101,14 +105,21 @@ impl Library {
     }
 }
 
+/// Checks that no parent of this process has opened the devices.
+pub(super) fn check_owner() -> Result<(), Failure> {
+    if OWNER.is_inherited() { Err(inherited()) } else { Ok(()) }
+}
+
 /// Calls `call` with the library, under the lock. The first call uses the node that the environment
 /// names.
 fn with_library<T>(call: impl FnOnce(&mut Library) -> Result<T, Failure>) -> Result<T, Failure> {
+    check_owner()?;
     let mut library = lock(&LIBRARY);
     let library = match &mut *library {
         Some(library) => library,
         uninitialised => {
             let (directory, node) = (environment::directory()?, environment::node()?);
+            OWNER.set_current();
             uninitialised.insert(Library::new(Arc::new(Sockets { directory, node })))
         }
     };
@@ -142,10 +153,16 @@ pub(super) fn kernel() -> Result<Arc<Kernel>, Failure> {
 #[cfg(test)]
 pub(super) fn begin(node: Arc<dyn Node>) {
     *lock(&LIBRARY) = Some(Library::new(node));
+    OWNER.set_current();
 }
 
-/// Closes all devices.
+/// Closes all devices. In a child of the process that has opened them, nothing changes.
 pub(super) fn close() {
+    if OWNER.is_inherited() {
+        return;
+    }
+
+    OWNER.clear();
     let ended = lock(&LIBRARY).take();
     drop(ended);
 }

@@ -27,6 +27,12 @@ impl Failure {
     }
 }
 
+/// Returns the failure of a call in a child, by `fork`, of the process that has opened the object.
+#[cold]
+pub(crate) fn inherited() -> Failure {
+    DriverError::ForeignProcess.into()
+}
+
 impl From<DriverError> for Failure {
     fn from(error: DriverError) -> Self {
         Self::new(driver_errno(&error), error.to_string())
@@ -39,6 +45,7 @@ pub(crate) fn driver_errno(error: &DriverError) -> i32 {
         DriverError::DeviceGone { .. } => libc::ENODEV,
         DriverError::Timeout { .. } => libc::ETIMEDOUT,
         DriverError::Cancelled => libc::ECANCELED,
+        DriverError::ForeignProcess => libc::EPERM,
         DriverError::Environment { .. } => libc::ENOENT,
         DriverError::Connection { .. } => libc::ECONNREFUSED,
         DriverError::RingTaken { .. } => libc::EBUSY,

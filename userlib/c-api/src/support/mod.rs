@@ -12,10 +12,12 @@ mod handle;
 mod pointers;
 
 pub(crate) use failure::{
-    Failure, driver_errno, guarded_count, guarded_number, guarded_size, guarded_status, last_error,
+    Failure, driver_errno, guarded_count, guarded_number, guarded_size, guarded_status, inherited, last_error,
 };
 pub(crate) use handle::{Handle, HasHandle, open_device, timeout};
+#[cfg(test)]
+pub(crate) use pointers::Opened;
 pub(crate) use pointers::{
-    check_buffer, input, non_null, options_or_default, output, path, reference, release, store_opened,
-    with_object,
+    check_buffer, input, is_inherited, non_null, opened, options_or_default, output, path, reference,
+    release, store_opened, take_opened, with_object,
 };

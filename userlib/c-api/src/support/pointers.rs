@@ -12,8 +12,9 @@ use std::{
 };
 
 use nicforge_driver::Cancel;
+use nicforge_shm::OwnerProcess;
 
-use super::{Failure, HasHandle};
+use super::{Failure, HasHandle, inherited};
 
 /// Returns the pointer to a result, which must not be NULL. `name` is its name in the error's text.
 ///
@@ -23,31 +24,69 @@ pub(crate) fn non_null<T>(pointer: *mut T, name: &str) -> Result<NonNull<T>, Fai
     NonNull::new(pointer).ok_or_else(|| Failure::new(libc::EFAULT, format!("{name} is NULL")))
 }
 
-/// Returns the object behind a handle.
+/// Returns the structure behind a pointer.
 ///
 /// # Errors
 /// Returns `EFAULT` for NULL.
 ///
 /// # Safety
-/// `handle` is NULL, or valid for as long as the result is used.
-pub(crate) unsafe fn reference<'a, T>(handle: *const T) -> Result<&'a T, Failure> {
+/// `pointer` is NULL, or valid for as long as the result is used.
+pub(crate) unsafe fn reference<'a, T>(pointer: *const T) -> Result<&'a T, Failure> {
+    // SAFETY: `pointer` is NULL or valid by this function's contract.
+    unsafe { pointer.as_ref() }.ok_or_else(|| Failure::new(libc::EFAULT, "the handle is NULL"))
+}
+
+/// What a handle of C points to. The object comes first, so that a pointer to it is one to this.
+#[repr(C)]
+pub(crate) struct Opened<H> {
+    object: H,
+    /// The process that has opened the handle. No other one uses it.
+    owner: OwnerProcess,
+}
+
+impl<H> Opened<H> {
+    /// Wraps an object that the calling process has opened.
+    pub(crate) fn new(object: H) -> Self {
+        Self { object, owner: OwnerProcess::current() }
+    }
+}
+
+/// Returns the object behind a handle. All calls with a handle get it here, or by [`with_object`].
+///
+/// # Errors
+/// Returns `EFAULT` for NULL, and `EPERM` for a handle that a parent of this process has opened.
+///
+/// # Safety
+/// `handle` is NULL, or came from [`store_opened`] and is valid for as long as the result is used.
+#[inline]
+pub(crate) unsafe fn opened<'a, H>(handle: *const H) -> Result<&'a H, Failure> {
     // SAFETY: `handle` is NULL or valid by this function's contract.
-    unsafe { handle.as_ref() }.ok_or_else(|| Failure::new(libc::EFAULT, "the handle is NULL"))
+    let Opened { object, owner } = unsafe { reference(handle.cast::<Opened<H>>()) }?;
+    if owner.is_current() { Ok(object) } else { Err(inherited()) }
+}
+
+/// Returns whether this process has inherited a handle, by `fork`. NULL is allowed.
+///
+/// # Safety
+/// `handle` is NULL, or came from [`store_opened`] and is valid.
+pub(crate) unsafe fn is_inherited<H>(handle: *const H) -> bool {
+    // SAFETY: `handle` is NULL or valid by this function's contract.
+    unsafe { handle.cast::<Opened<H>>().as_ref() }.is_some_and(|opened| !opened.owner.is_current())
 }
 
 /// Calls `call` with the object behind a handle of C and its cancellation token.
 ///
 /// # Errors
-/// Returns `EFAULT` for NULL, and the errors of [`super::Handle::with`].
+/// Returns the errors of [`opened`], and those of [`super::Handle::with`].
 ///
 /// # Safety
-/// `handle` is NULL, or valid during the call.
+/// `handle` is NULL, or came from [`store_opened`] and is valid during the call.
 pub(crate) unsafe fn with_object<H: HasHandle, R>(
     handle: *const H,
     call: impl FnOnce(&mut H::Object, &Cancel) -> Result<R, Failure>,
 ) -> Result<R, Failure> {
     // SAFETY: `handle` is NULL or valid by this function's contract.
-    unsafe { reference(handle) }?.handle().with(call)
+    unsafe { opened(handle) }?.handle().with(call)
 }
 
 /// Calls `open`, and stores the object's handle in `*handle`, to be released by [`release`]. `name`
@@ -64,23 +103,38 @@ pub(crate) unsafe fn store_opened<H>(
     open: impl FnOnce() -> Result<H, Failure>,
 ) -> Result<(), Failure> {
     let handle = non_null(handle, name)?;
-    let opened = Box::into_raw(Box::new(open()?));
+    let opened = Box::into_raw(Box::new(Opened::new(open()?)));
 
     // SAFETY: `handle` is not NULL, and valid by this function's contract.
-    unsafe { handle.write(opened) };
+    unsafe { handle.write(opened.cast()) };
     Ok(())
 }
 
-/// Drops the object behind a handle. NULL is allowed.
+/// Takes the object behind a handle. Returns `None` for NULL, and for a handle that a parent of
+/// this process has opened: its object stays as it was at the fork, because a thread that only the
+/// parent has may have been changing it.
 ///
 /// # Safety
-/// `handle` is NULL, or came from [`Box::into_raw`] and is not used any more.
-pub(crate) unsafe fn release<T>(handle: *mut T) {
-    if !handle.is_null() {
-        // SAFETY: `handle` came from `Box::into_raw` and is not used any more by this function's
-        // contract.
-        drop(unsafe { Box::from_raw(handle) });
+/// `handle` is NULL, or came from [`store_opened`] and is not used any more.
+pub(crate) unsafe fn take_opened<H>(handle: *mut H) -> Option<H> {
+    // SAFETY: `handle` is NULL or valid by this function's contract.
+    if handle.is_null() || unsafe { is_inherited(handle) } {
+        return None;
     }
+
+    // SAFETY: `handle` came from `store_opened`, and is not used any more by this function's
+    // contract.
+    let opened = unsafe { Box::from_raw(handle.cast::<Opened<H>>()) };
+    Some(opened.object)
+}
+
+/// Drops the object behind a handle, as [`take_opened`] takes it.
+///
+/// # Safety
+/// `handle` is NULL, or came from [`store_opened`] and is not used any more.
+pub(crate) unsafe fn release<H>(handle: *mut H) {
+    // SAFETY: by this function's contract.
+    drop(unsafe { take_opened(handle) });
 }
 
 /// Returns the options, or their default for NULL.

@@ -24,7 +24,7 @@ use nicforge_velo::{Address, Config, Error, Filter, MAX_MESSAGE, Message, PeerLi
 use self::failure::failure;
 use crate::support::{
     Failure, Handle, HasHandle, guarded_number, guarded_status, input, last_error, non_null, open_device,
-    options_or_default, path, reference, release, store_opened, timeout, with_object,
+    opened, options_or_default, path, release, store_opened, timeout, with_object,
 };
 
 /// Length of the longest message in bytes, and minimum size of a buffer that receives one.
@@ -172,7 +172,7 @@ pub(crate) fn open_device_as(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn velo_close(port: *mut velo_port) {
     guarded_status(|| {
-        // SAFETY: NULL, or it came from `Box::into_raw`, and is not used any more.
+        // SAFETY: NULL, or it came from `store_opened`, and is not used any more.
         unsafe { release(port) };
         Ok(())
     });
@@ -373,7 +373,7 @@ pub unsafe extern "C" fn velo_progress(port: *const velo_port) -> i32 {
 pub unsafe extern "C" fn velo_cancel(port: *const velo_port, on: bool) -> i32 {
     guarded_number(|| {
         // SAFETY: by this function's contract.
-        unsafe { reference(port) }?.0.set_cancelled(on);
+        unsafe { opened(port) }?.0.set_cancelled(on);
         Ok(0)
     })
 }

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nicforge_shm::{Access, SharedMemory, SharedU64, Window};
+use nicforge_shm::{Access, OwnerProcess, SharedMemory, SharedU64, Uninherited, Window};
 use nix::errno::Errno;
 
 use super::{MappableArea, REGION_CONFIG, RegionInfo};
@@ -79,7 +79,9 @@ pub(super) type Describe = fn(BorrowedFd<'_>, u32) -> Result<RegionDescription, 
 
 /// A PCI function behind a file of the kernel.
 pub(super) struct Function {
-    file: File,
+    /// A child of `fork` does not keep it open, and thus not the function busy.
+    file: Uninherited<File>,
+    owner: OwnerProcess,
     describe: Describe,
     word_access: WordAccess,
     regions: [OnceLock<KernelRegion>; REGIONS],
@@ -98,12 +100,13 @@ fn errno_of(error: &std::io::Error) -> Errno {
 
 impl Function {
     /// Makes the function behind a file. `describe` asks the kernel for a description of a region.
-    pub(super) fn new(file: File, describe: Describe, word_access: WordAccess) -> Self {
+    pub(super) fn new(file: File, describe: Describe, word_access: WordAccess) -> Result<Self, Error> {
+        let (file, owner) = (Uninherited::new(file)?, OwnerProcess::current());
         let last_check = Mutex::new(Instant::now());
         let loss = AtomicU8::new(0);
         let (regions, heartbeat) = Default::default();
 
-        Self { file, describe, word_access, regions, loss, last_check, heartbeat }
+        Ok(Self { file, owner, describe, word_access, regions, loss, last_check, heartbeat })
     }
 
     /// Sets the word in which the engine behind the function counts its heartbeat.
@@ -168,6 +171,7 @@ impl Function {
 
         if known.memory.get().is_none() {
             let memory = self.map(region, Access::ReadWrite).ok()??;
+            memory.keep_from_children().ok()?;
             let _ = known.memory.set(memory.whole());
         }
 
@@ -264,6 +268,11 @@ impl Function {
     /// [`CHECK_INTERVAL`] by its identity. While the heartbeat moves, the identity is not read: the
     /// heartbeat is in memory, and costs no access of the function.
     pub(super) fn check_alive(&self) -> Result<(), Error> {
+        // A child's descriptors are no longer the function's.
+        if !self.owner.is_current() {
+            return Err(Error::ForeignProcess);
+        }
+
         if self.loss.load(Ordering::Acquire) != 0 {
             return Err(self.record_loss(LossCause::Pulled));
         }
@@ -309,7 +318,7 @@ mod tests {
     fn function() -> (SharedMemory, Function) {
         let memory = SharedMemory::create("function", 3 * 4096).unwrap();
         let file: OwnedFd = memory.fd().unwrap().try_clone_to_owned().unwrap();
-        (memory, Function::new(file.into(), describe, WordAccess::Split))
+        (memory, Function::new(file.into(), describe, WordAccess::Split).unwrap())
     }
 
     #[test]

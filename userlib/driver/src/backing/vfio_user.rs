@@ -17,7 +17,7 @@ use std::{
 };
 
 use nicforge_hwi::attachment::waiting;
-use nicforge_shm::{Access, SharedMemory, SharedU64};
+use nicforge_shm::{Access, OwnerProcess, SharedMemory, SharedU64, Uninherited};
 use nicforge_vfio_user as wire;
 use nicforge_vfio_user::{
     Client, ClientConfig, ClientError, DmaUnmap, Errno, GuestMemory, IrqAction, IrqPayload,
@@ -174,7 +174,9 @@ struct RemoteRegion {
 
 /// The state that all clones of a [`VfioUser`] share.
 struct VfioUserConnection {
-    client: Client,
+    /// A child of `fork` does not keep the connection open, and thus not the attachment.
+    client: Uninherited<Client>,
+    owner: OwnerProcess,
     /// The memory that the server may access.
     memory: Arc<ClientMemory>,
     monitor: Arc<ServerMonitor>,
@@ -260,7 +262,8 @@ impl VfioUser {
 
         let can_reset = info.flags & wire::DEVICE_FLAGS_RESET != 0;
         Ok(Self(Arc::new(VfioUserConnection {
-            client,
+            client: Uninherited::new(client)?,
+            owner: OwnerProcess::current(),
             memory,
             monitor,
             regions: Default::default(),
@@ -527,6 +530,11 @@ impl Backing for VfioUser {
     }
 
     fn handle_events(&self) -> Result<(), Error> {
+        // A thread that only the parent of this process has may hold the client's lock.
+        if !self.0.owner.is_current() {
+            return Err(Error::ForeignProcess);
+        }
+
         self.serve()?;
         if self.0.client.is_alive() { Ok(()) } else { Err(Error::DeviceGone { cause: GoneCause::HungUp }) }
     }

@@ -53,6 +53,10 @@ impl Default for OpenOptions {
 }
 
 /// A PCI function, or the attachment of it that this client holds. Clones share the device.
+///
+/// It belongs to the process that has opened it. In a child by `fork`, calls return
+/// [`Error::ForeignProcess`], BARs read as zeros and keep stores to themselves, and a drop changes
+/// nothing for the parent. DMA buffers remain readable.
 #[derive(Clone)]
 pub struct Device(Arc<Shared>);
 
@@ -351,6 +355,13 @@ impl Device {
         self.0.resets()
     }
 
+    /// Returns whether this process is a child, by `fork`, of the one that has opened the device. A
+    /// library then neither uses the device nor waits for it, also not when it is dropped.
+    #[inline]
+    pub fn is_inherited(&self) -> bool {
+        self.0.is_inherited()
+    }
+
     /// Checks now whether the device is lost. It does not wait.
     pub fn is_gone(&self) -> bool {
         self.gone_cause().is_some()
@@ -358,7 +369,9 @@ impl Device {
 
     /// Checks now whether the device is lost, and returns the cause. It does not wait.
     pub fn gone_cause(&self) -> Option<GoneCause> {
-        match self.0.note_loss(self.0.backing.handle_events()).and_then(|()| self.0.check_alive()) {
+        // In a child, the events may be the parent's.
+        let handled = self.0.check_owner().and_then(|()| self.0.backing.handle_events());
+        match self.0.note_loss(handled).and_then(|()| self.0.check_alive()) {
             Err(Error::DeviceGone { cause }) => Some(cause),
             _ => None,
         }

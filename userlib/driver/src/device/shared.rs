@@ -15,7 +15,7 @@ use nicforge_hwi::{
     pci::AttachmentCapability,
 };
 use nicforge_shm::{
-    SharedU32,
+    OwnerProcess, SharedU32,
     wake::{FullFence, NoFence, must_kick, register_membarrier},
 };
 
@@ -88,6 +88,8 @@ struct Resets {
 
 /// The state that all handles of one device share.
 pub(crate) struct Shared {
+    /// The process that has opened the device. No other one uses it.
+    owner: OwnerProcess,
     pub(crate) backing: Arc<dyn Backing>,
     pub(crate) options: OpenOptions,
     pub(crate) identity: Identity,
@@ -154,6 +156,7 @@ impl Shared {
 
         let ring_count = capability.map_or(0, |capability| capability.ring_count);
         let shared = Arc::new(Self {
+            owner: OwnerProcess::current(),
             backing,
             options,
             identity,
@@ -255,6 +258,7 @@ impl Shared {
             return Ok(region);
         }
 
+        self.check_owner()?;
         let info = self.bars.infos[usize::from(bar)].clone();
         if info.size == 0 {
             return Err(none);
@@ -265,6 +269,11 @@ impl Shared {
             false if !info.writable => self.backing.map_read_only(bar.into())?,
             false => self.backing.map(bar.into())?,
         };
+
+        // A child of `fork` could write to the registers and rings of its parent.
+        if let Some(memory) = &memory {
+            memory.keep_from_children()?;
+        }
 
         Ok(slot.get_or_init(|| Arc::new(Region::new(bar.into(), info, memory.map(|memory| memory.whole())))))
     }
@@ -277,6 +286,7 @@ impl Shared {
 
     /// Describes the interrupts of VFIO index `index`.
     pub(crate) fn irq_info(&self, index: u32) -> Result<IrqInfo, Error> {
+        self.check_owner()?;
         self.note_loss(self.backing.irq_info(index))
     }
 
@@ -297,6 +307,7 @@ impl Shared {
 
     /// Returns where the engine reads the next record of ring `ring`.
     pub(crate) fn ring_state(&self, ring: u8) -> Result<RingState, Error> {
+        self.check_owner()?;
         // No other thread may select a ring between this selection and the read of its state.
         let _held = lock(&self.ring_select);
 
@@ -310,19 +321,37 @@ impl Shared {
 
     /// Reads from a region by a trapped access.
     pub(crate) fn read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Error> {
+        self.check_owner()?;
         charge(Cost::TrappedAccess, 1);
         self.note_loss(self.backing.read(region, offset, out))
     }
 
     /// Writes to a region by a trapped access.
     pub(crate) fn write(&self, region: u32, offset: u64, data: &[u8], mode: WriteMode) -> Result<(), Error> {
+        self.check_owner()?;
         charge(Cost::TrappedAccess, 1);
         self.note_loss(self.backing.write(region, offset, data, mode))
     }
 
-    /// Records the loss of the device if `result` reports it, and returns `result`.
+    /// Returns whether this process is a child, by `fork`, of the one that has opened the device.
+    #[inline]
+    pub(crate) fn is_inherited(&self) -> bool {
+        !self.owner.is_current()
+    }
+
+    /// Checks that this process has opened the device. All calls that use more than the mapped
+    /// memory check it, and do so before they take a lock: a thread that only the parent has may
+    /// hold it.
+    #[inline]
+    pub(crate) fn check_owner(&self) -> Result<(), Error> {
+        if self.is_inherited() { Err(Error::ForeignProcess) } else { Ok(()) }
+    }
+
+    /// Records the loss of the device if `result` reports it, and returns `result`. In a child of
+    /// the process that has opened the device, the loss is that of the child's descriptors.
     pub(crate) fn note_loss<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
         if let Err(Error::DeviceGone { cause }) = &result {
+            self.check_owner()?;
             self.tenancy.record_loss(*cause);
         }
         result
@@ -361,6 +390,7 @@ impl Shared {
     /// Wakes the engine by a write to a register, which never waits.
     #[cold]
     pub(crate) fn kick(&self) -> Result<(), Error> {
+        self.check_owner()?;
         let (region, offset) = self.control_register(control::WAKE)?;
         charge(Cost::TrappedAccess, 1);
         match self.note_loss(self.backing.try_write(region, offset, &1u32.to_le_bytes())) {
@@ -381,6 +411,7 @@ impl Shared {
 
     /// Checks whether the device is lost: by the recorded state, and by the mirror.
     pub(crate) fn check_alive(&self) -> Result<(), Error> {
+        self.check_owner()?;
         if let Some(cause) = self.loss_cause() {
             return Err(Error::DeviceGone { cause });
         }
@@ -485,6 +516,7 @@ impl Shared {
 
     /// Resets the device, adopts the new generation, and binds the interrupts again.
     pub(crate) fn reset(&self) -> Result<(), Error> {
+        self.check_owner()?;
         self.resets.begun.fetch_add(1, Ordering::SeqCst);
 
         self.note_loss(self.backing.reset())?;

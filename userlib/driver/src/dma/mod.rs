@@ -119,6 +119,7 @@ impl DmaBuffer {
 
     /// Allocates memory through the backing, if the backing requires that.
     fn allocate(shared: &Arc<Shared>, len: usize) -> Result<Option<Self>, Error> {
+        shared.check_owner()?;
         let overflow = MemoryError::Overflow { offset: 0, len: len as u64 };
         let len = (len as u64).checked_next_multiple_of(PAGE).ok_or(overflow)?;
         if len == 0 {
@@ -141,6 +142,7 @@ impl DmaBuffer {
         target: DmaMemory,
         permission: DmaPermission,
     ) -> Result<Self, Error> {
+        shared.check_owner()?;
         let len = window.len();
         if len == 0 {
             return Err(MemoryError::Empty.into());
@@ -241,6 +243,11 @@ impl DmaBuffer {
 
 impl Drop for DmaBuffer {
     fn drop(&mut self) {
+        // In a child of `fork`, the device still has the memory for its parent.
+        if self.shared.is_inherited() {
+            return;
+        }
+
         let len = self.window.len();
         let unmapped = self.shared.note_loss(self.shared.backing.dma_unmap(self.iova, len));
 

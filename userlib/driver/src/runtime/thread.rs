@@ -6,9 +6,15 @@ use std::{
     thread::{Builder, JoinHandle},
 };
 
+use nicforge_shm::OwnerProcess;
+
 /// A thread that a library has started.
 #[derive(Debug)]
-pub struct Thread(Kind);
+pub struct Thread {
+    /// `None` once it was joined.
+    kind: Option<Kind>,
+    owner: OwnerProcess,
+}
 
 /// Where a thread runs.
 #[derive(Debug)]
@@ -21,14 +27,33 @@ enum Kind {
 }
 
 impl Thread {
-    /// Waits until the thread has ended. A panic ends it, too.
-    pub fn join(self) {
-        match self.0 {
-            Kind::System(handle) => drop(handle.join()),
+    fn new(kind: Kind) -> Self {
+        Self { kind: Some(kind), owner: OwnerProcess::current() }
+    }
+
+    /// Waits until the thread has ended. A panic ends it, too. A thread of which the caller's
+    /// process has only a copy, after `fork`, has ended.
+    pub fn join(mut self) {
+        if !self.owner.is_current() {
+            return;
+        }
+
+        match self.kind.take() {
+            Some(Kind::System(handle)) => drop(handle.join()),
             #[cfg(feature = "virtual-time")]
-            Kind::Simulated(thread) => {
+            Some(Kind::Simulated(thread)) => {
                 super::simulation::with(|simulation| simulation.join(thread));
             }
+            None => {}
+        }
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        // A child of `fork` does not have the thread, and must not detach it.
+        if !self.owner.is_current() {
+            std::mem::forget(self.kind.take());
         }
     }
 }
@@ -41,10 +66,10 @@ pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<Thr
     #[cfg(feature = "virtual-time")]
     if super::simulation::is_entered() {
         let thread = super::simulation::with(|simulation| simulation.spawn(name, Box::new(body)));
-        return thread.map(|thread| Thread(Kind::Simulated(thread))).ok_or(io::ErrorKind::Other.into());
+        return thread.map(|thread| Thread::new(Kind::Simulated(thread))).ok_or(io::ErrorKind::Other.into());
     }
 
-    Builder::new().name(name.to_owned()).spawn(body).map(|handle| Thread(Kind::System(handle)))
+    Builder::new().name(name.to_owned()).spawn(body).map(|handle| Thread::new(Kind::System(handle)))
 }
 
 /// Returns the calling thread's number. The threads of a process have different numbers, as long as

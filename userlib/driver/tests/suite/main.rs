@@ -4,6 +4,7 @@
 mod common;
 
 mod device;
+mod fork;
 mod interrupt;
 mod posted;
 mod vfio_user;

@@ -188,6 +188,11 @@ impl IoNode {
 
 impl Drop for IoNode {
     fn drop(&mut self) {
+        // In a child of `fork`, the node and the daemon are the parent's.
+        if self.inner.channel.device().is_inherited() {
+            return;
+        }
+
         self.inner.daemon.stop();
         if let Some(daemon) = self.daemon.take() {
             daemon.join();

@@ -469,6 +469,11 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
+        // In a child of `fork`, the messages are the parent's.
+        if self.objects.interface.device().is_inherited() {
+            return;
+        }
+
         let deadline = Deadline::after(MAX_LINGER.min(self.config.patience));
         while self.peers.has_unsent() && !deadline.has_passed() {
             if self.progress().is_err() {

@@ -270,6 +270,7 @@ impl Backing for LocalAttachment {
     }
 
     fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
+        self.machine.check_owner()?;
         // The attachment mirror shows an eviction, too, but this flag is cheaper to read.
         if self.is_lost.load(Ordering::Relaxed) {
             return Err(Error::DeviceGone { cause: GoneCause::Evicted });

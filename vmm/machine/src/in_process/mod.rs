@@ -39,7 +39,7 @@ use nicforge_core::{
     time::Nanos,
 };
 use nicforge_driver::{Backing, Error, GoneCause, Pause, Relax};
-use nicforge_shm::pace;
+use nicforge_shm::{OwnerProcess, pace};
 use thiserror::Error;
 
 use self::{attachment::LocalAttachment, memory::ClientMemory};
@@ -99,6 +99,9 @@ pub struct LocalMachine {
     clock: Option<Box<dyn Clock>>,
     started: Instant,
     sleepers: Arc<Sleepers>,
+    /// The process that has the machine. Children of `fork` have only a copy of a part of it: they
+    /// share its memory.
+    owner: OwnerProcess,
 }
 
 /// The state under the lock.
@@ -163,6 +166,7 @@ impl LocalMachine {
             clock,
             started,
             sleepers: Arc::default(),
+            owner: OwnerProcess::current(),
         })
     }
 
@@ -346,8 +350,14 @@ impl LocalMachine {
         Ok(())
     }
 
+    /// Checks that this process has the machine.
+    fn check_owner(&self) -> Result<(), Error> {
+        if self.owner.is_current() { Ok(()) } else { Err(Error::ForeignProcess) }
+    }
+
     /// Locks the machine, unless a thread has panicked under the lock.
     fn lock(&self) -> Result<MutexGuard<'_, Inner>, Error> {
+        self.check_owner()?;
         self.inner.lock().map_err(|_| broken())
     }
 

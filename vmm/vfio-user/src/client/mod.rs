@@ -234,10 +234,15 @@ impl ServerLimits {
 }
 
 /// A connection to a vfio-user server.
+///
+/// It ends when the client is dropped, also if children of `fork` have the socket open, too. A
+/// child that drops its copy of the client does not end it.
 #[derive(Debug)]
 pub struct Client {
     /// The second socket; its thread ends before the first socket is closed.
-    _second_socket: Option<SecondSocket>,
+    second_socket: Option<SecondSocket>,
+    /// Id of the process that has connected.
+    process: u32,
     exchange: Arc<Exchange>,
     config: ClientConfig,
     limits: ServerLimits,
@@ -308,7 +313,8 @@ impl Client {
             None => None,
         };
         limits.twin_socket = second_socket.is_some();
-        Ok(Self { _second_socket: second_socket, exchange, config, limits, common_end: Mutex::new(None) })
+        let process = std::process::id();
+        Ok(Self { second_socket, process, exchange, config, limits, common_end: Mutex::new(None) })
     }
 
     /// Returns the limits that the server named.
@@ -381,6 +387,17 @@ impl Client {
         match common_end {
             Some(end) if own.at.is_none_or(|at| end < at) => Deadline { at: Some(end), ..own },
             _ => own,
+        }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        if std::process::id() == self.process {
+            drop(self.second_socket.take());
+            self.exchange.shut_down();
+        } else if let Some(second_socket) = self.second_socket.take() {
+            second_socket.forget();
         }
     }
 }

@@ -59,6 +59,14 @@ impl SecondSocket {
     }
 }
 
+impl SecondSocket {
+    /// Leaves the socket and the thread alone, in a child of `fork`: the socket is the parent's,
+    /// too, and only the parent has the thread.
+    pub(super) fn forget(self) {
+        std::mem::forget(self);
+    }
+}
+
 impl Drop for SecondSocket {
     fn drop(&mut self) {
         self.exchange.shut_down_second_socket();

@@ -30,6 +30,7 @@ pub use self::reception::*;
 
 use super::{
     failure::invalid,
+    library,
     subgroup::{Inner, nicforge_spi_subgroup},
 };
 use crate::support::{Failure, HasHandle, non_null, reference};
@@ -53,12 +54,17 @@ unsafe fn numbers<'a>(resource: Resource, numbers: *const u32, count: u32) -> Re
 
 /// Calls `call` with a subgroup whose pointer a public structure carries.
 ///
+/// # Errors
+/// Returns `EFAULT` for NULL, `EPERM` if a parent of this process has opened the subgroup, and the
+/// errors of `call`.
+///
 /// # Safety
 /// `owner` is NULL or valid.
 unsafe fn with_owner<R>(
     owner: *const nicforge_spi_subgroup,
     call: impl FnOnce(&mut Inner) -> Result<R, Failure>,
 ) -> Result<R, Failure> {
+    library::check_owner()?;
     // SAFETY: NULL or valid by this function's contract.
     unsafe { reference(owner) }?.handle().with(|inner, _| call(inner))
 }

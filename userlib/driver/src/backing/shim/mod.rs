@@ -64,12 +64,15 @@ impl Shim {
     /// Returns [`Error::Open`], whose text says what to do.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
-        Self::try_open(path)
-            .map_err(|problem| Error::Open { device: format!("shim:{}", path.display()), problem })
+        let (file, info) = Self::try_open(path)
+            .map_err(|problem| Error::Open { device: format!("shim:{}", path.display()), problem })?;
+
+        let function = Function::new(OwnedFd::into(file), describe, WordAccess::Whole)?;
+        Ok(Self(Arc::new(ShimFunction { function, info, reachable: Mutex::default() })))
     }
 
     /// Opens a device file of the kernel module, and checks the module's version.
-    fn try_open(path: &Path) -> Result<Self, OpenProblem> {
+    fn try_open(path: &Path) -> Result<(OwnedFd, shim::Info), OpenProblem> {
         let refused = |advice| {
             move |errno| match errno {
                 Errno::EBUSY => OpenProblem::Busy,
@@ -85,8 +88,7 @@ impl Shim {
             return Err(OpenProblem::Version { found: info.version, wanted: shim::VERSION });
         }
 
-        let function = Function::new(OwnedFd::into(file), describe, WordAccess::Whole);
-        Ok(Self(Arc::new(ShimFunction { function, info, reachable: Mutex::default() })))
+        Ok((file, info))
     }
 
     /// Returns the function's address on its bus.
@@ -220,6 +222,8 @@ impl Backing for Shim {
 
         match SharedMemory::map(self.fd(), created.offset, bytes, Access::ReadWrite) {
             Ok(memory) => {
+                // The kernel does not copy this mapping either, which also has the file open.
+                memory.keep_from_children()?;
                 let entry = Reachable { handle: created.handle, len, _pinned: None };
                 lock(&self.0.reachable).entry(created.address).or_default().push(entry);
                 Ok(Some(DmaAllocation { memory, iova: created.address }))

@@ -13,6 +13,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use nicforge_shm::Uninherited;
 use nix::{errno::Errno, sys::eventfd::EventFd};
 use vfio_bindings::bindings::vfio::{
     VFIO_IRQ_INFO_AUTOMASKED, VFIO_IRQ_INFO_EVENTFD, VFIO_IRQ_INFO_MASKABLE, VFIO_IRQ_SET_ACTION_MASK,
@@ -42,19 +43,19 @@ pub(super) enum Masking {
 
 /// The interrupts of one device.
 pub(super) struct Interrupts {
-    device: Arc<OwnedFd>,
+    device: Arc<Uninherited<OwnedFd>>,
     bound: Mutex<Bound>,
 }
 
 impl Interrupts {
     /// Makes the interrupts of a device, none of them bound.
-    pub(super) fn new(device: Arc<OwnedFd>) -> Self {
+    pub(super) fn new(device: Arc<Uninherited<OwnedFd>>) -> Self {
         Self { device, bound: Mutex::default() }
     }
 
     /// Returns the device's descriptor.
     fn fd(&self) -> BorrowedFd<'_> {
-        (*self.device).as_fd()
+        (**self.device).as_fd()
     }
 
     /// Describes the interrupts of an index. A device without the index has none of them.

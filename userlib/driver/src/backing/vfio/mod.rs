@@ -21,7 +21,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use nicforge_shm::{Access, SharedMemory, SharedU64, Window};
+use nicforge_shm::{Access, SharedMemory, SharedU64, Uninherited, Window};
 use nix::{
     errno::Errno,
     sys::{
@@ -51,9 +51,9 @@ use crate::{Error, PciAddress, device::lock};
 struct VfioFunction {
     function: Function,
     /// The container, whose IOMMU translates the device's addresses.
-    container: OwnedFd,
+    container: Uninherited<OwnedFd>,
     /// Closed after the device and the container.
-    _group: OwnedFd,
+    _group: Uninherited<OwnedFd>,
     interrupts: Interrupts,
     /// The memory that the IOMMU maps, by address. It is kept until the IOMMU has released it.
     mapped: Mutex<BTreeMap<u64, Window>>,
@@ -79,6 +79,9 @@ impl Vfio {
     /// Returns [`Error::Open`], whose text says what to do.
     pub fn open(address: PciAddress) -> Result<Self, Error> {
         let Opened { device, container, group } = open_function(address)?;
+        // A child of `fork` that kept one of them open would keep the function busy.
+        let (device, container, group) =
+            (Uninherited::new(device)?, Uninherited::new(container)?, Uninherited::new(group)?);
         let failed = |operation| move |errno| Error::system(operation, errno);
 
         let info = sys::device_info(device.as_fd()).map_err(failed("querying the device"))?;
@@ -106,7 +109,7 @@ impl Vfio {
         let duplicate = device.try_clone().map_err(|_| Error::system("opening a device", Errno::EMFILE))?;
 
         Ok(Self(Arc::new(VfioFunction {
-            function: Function::new(duplicate.into(), describe, WordAccess::Split),
+            function: Function::new(duplicate.into(), describe, WordAccess::Split)?,
             container,
             _group: group,
             interrupts,

@@ -274,6 +274,12 @@ impl Exchange {
     /// the first one.
     pub(super) fn end_by_second_socket(&self, error: FrameError) {
         self.end_connection(&mut self.lock(), error);
+        self.shut_down();
+    }
+
+    /// Ends the connection for all processes that have the socket open.
+    pub(super) fn shut_down(&self) {
+        // An error means that the server has ended it.
         let _ = shutdown(self.fd.as_raw_fd(), Shutdown::Both);
     }
 
