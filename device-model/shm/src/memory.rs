@@ -10,6 +10,7 @@ use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -53,6 +54,8 @@ pub(crate) struct Mapping {
     /// The file's descriptor, for mappings that keep it.
     fd: Option<OwnedFd>,
     guard: Option<Guard>,
+    /// Private zero pages have taken the place of the file: see [`SharedMemory::replace_by_zeros`].
+    is_replaced: AtomicBool,
 }
 
 // SAFETY: only the volatile and atomic accesses of this crate dereference the address, and they
@@ -81,7 +84,15 @@ impl Mapping {
             unsafe { mmap(None, length, access.protection(), MapFlags::MAP_SHARED, fd, file_offset) }
                 .map_err(|errno| MemoryError::Map { offset, len: len as u64, errno })?;
 
-        Ok(Mapping { address: address.cast(), len, mapped, access, fd: None, guard: None })
+        Ok(Mapping {
+            address: address.cast(),
+            len,
+            mapped,
+            access,
+            fd: None,
+            guard: None,
+            is_replaced: AtomicBool::new(false),
+        })
     }
 
     /// Reserves a range of addresses with private zero pages.
@@ -96,7 +107,15 @@ impl Mapping {
         let address = unsafe { mmap_anonymous(None, length, access.protection(), flags) }
             .map_err(|errno| MemoryError::Map { offset: 0, len: len as u64, errno })?;
 
-        Ok(Mapping { address: address.cast(), len, mapped, access, fd: None, guard: None })
+        Ok(Mapping {
+            address: address.cast(),
+            len,
+            mapped,
+            access,
+            fd: None,
+            guard: None,
+            is_replaced: AtomicBool::new(false),
+        })
     }
 
     /// Maps the file to `[offset, offset + len)` of the range. `file_offset` is the offset in the
@@ -156,8 +175,8 @@ impl Mapping {
             let len = UNMAP_PIECE.min(self.mapped - start);
             // SAFETY: `start` is within the range that this value owns.
             let piece = unsafe { self.address.byte_add(start) };
-            // SAFETY: the piece is within that range, and no other value has an address in it any
-            // more. The pages of a shared mapping stay in their file.
+            // SAFETY: the piece is within that range. The pages of a shared mapping stay in their
+            // file, where a later access of another holder finds them.
             let emptied = unsafe { madvise(piece.cast(), len, MmapAdvise::MADV_DONTNEED) };
             if emptied.is_err() {
                 // The kernel can't empty some kinds of memory. They are unmapped in one piece.
@@ -167,12 +186,38 @@ impl Mapping {
     }
 }
 
+impl Mapping {
+    /// Replaces the file by private zero pages, at the same addresses.
+    fn replace_by_zeros(&self) -> Result<(), MemoryError> {
+        let len = self.mapped as u64;
+        let overflow = MemoryError::Overflow { offset: 0, len };
+        let address = NonZeroUsize::new(self.address.as_ptr() as usize).ok_or(overflow)?;
+        let length = NonZeroUsize::new(self.mapped).ok_or(MemoryError::Empty)?;
+        let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_FIXED | MapFlags::MAP_NORESERVE;
+
+        self.remove_pages();
+        // SAFETY: replaces exactly the range that this value owns, by memory of the same protection.
+        // Other holders of its addresses make volatile and atomic accesses only, to whatever pages
+        // are there.
+        unsafe { mmap_anonymous(Some(address), length, self.access.protection(), flags) }
+            .map_err(|errno| MemoryError::Map { offset: 0, len, errno })?;
+
+        if let Some(guard) = &self.guard {
+            guard.mark_replaced();
+        }
+        self.is_replaced.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         // The range must leave the table before the kernel can give its addresses to another
         // mapping.
         self.guard = None;
-        self.remove_pages();
+        if !self.is_replaced.load(Ordering::Relaxed) {
+            self.remove_pages();
+        }
         // SAFETY: `mmap` returned this range to this value alone, and every holder of an address in
         // it held this value.
         let unmapped = unsafe { munmap(self.address.cast(), self.mapped) };
@@ -403,6 +448,19 @@ impl SharedMemory {
     /// mapping when this handle is dropped.
     pub fn has_other_handles(&self) -> bool {
         self.all.is_shared()
+    }
+
+    /// Unmaps the file although other handles exist: private zero pages take its place, at the same
+    /// addresses. Accesses by those handles do not reach the file any more; they find zeros and
+    /// their own writes. A guarded mapping counts as [`SharedMemory::faulted`] from then on.
+    ///
+    /// The call can take as long as unmapping takes: the kernel may have to free all pages of the
+    /// file. The drop of the last handle then takes little time.
+    ///
+    /// # Errors
+    /// [`MemoryError::Map`] if the kernel refuses. The file then stays mapped.
+    pub fn replace_by_zeros(&self) -> Result<(), MemoryError> {
+        self.all.mapping().replace_by_zeros()
     }
 
     /// Returns a window of the whole memory.

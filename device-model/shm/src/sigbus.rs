@@ -37,7 +37,7 @@ struct GuardSlot {
     /// Length in bytes, or 0 if the slot is free.
     len: AtomicUsize,
     writable: AtomicBool,
-    /// The range was replaced, because the file behind it ended.
+    /// The range was replaced, because the file behind it ended or by its owner.
     faulted: AtomicBool,
 }
 
@@ -114,9 +114,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The slot of all mappings whose owners have replaced them. It is in no table.
+static REPLACED: GuardSlot = GuardSlot { faulted: AtomicBool::new(true), ..GuardSlot::new() };
+
 /// A mapping's slot in the table. It is dropped before the mapping is unmapped.
 pub(crate) struct Guard {
-    slot: &'static GuardSlot,
+    /// A slot of the table, or [`REPLACED`].
+    slot: AtomicPtr<GuardSlot>,
 }
 
 impl Guard {
@@ -124,21 +128,41 @@ impl Guard {
     pub(crate) fn new(address: NonNull<u8>, len: usize, access: Access) -> Result<Self, GuardError> {
         let slot = take_slot()?;
         slot.set(address.as_ptr() as usize, len, access == Access::ReadWrite);
-        Ok(Guard { slot })
+        Ok(Guard { slot: AtomicPtr::new(ptr::from_ref(slot).cast_mut()) })
     }
 
-    /// Returns whether the range was replaced, because the file behind it ended.
+    /// Marks the range as replaced, because its owner has replaced it, and frees its slot. That is
+    /// no fault, and does not count as one.
+    pub(crate) fn mark_replaced(&self) {
+        let slot = self.slot.swap(ptr::from_ref(&REPLACED).cast_mut(), Ordering::AcqRel);
+        // SAFETY: all slots are static. A thread that has read the pointer before may still look at
+        // the slot's mark, which then tells it nothing, as an access just before this call.
+        free_slot(unsafe { &*slot });
+    }
+
+    /// Returns whether the range was replaced: the file behind it ended, or its owner did so.
     #[inline]
     pub(crate) fn faulted(&self) -> bool {
-        self.slot.faulted.load(Ordering::Acquire)
+        // SAFETY: all slots are static.
+        let slot = unsafe { &*self.slot.load(Ordering::Relaxed) };
+        slot.faulted.load(Ordering::Acquire)
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.slot.set(0, 0, false);
-        lock(&FREE).slots.push(self.slot);
+        // SAFETY: all slots are static.
+        free_slot(unsafe { &**self.slot.get_mut() });
     }
+}
+
+/// Returns a slot to the table, unless it is [`REPLACED`].
+fn free_slot(slot: &'static GuardSlot) {
+    if ptr::eq(slot, &REPLACED) {
+        return;
+    }
+    slot.set(0, 0, false);
+    lock(&FREE).slots.push(slot);
 }
 
 /// Takes a free slot of the table of guarded ranges. The table grows by a chunk, which is never
