@@ -8,8 +8,10 @@
 //! - `limits.rs`: how many receives can be posted, and what ends a full table
 //! - `deaths.rs`: processes and nodes that end in the middle
 //! - `hostile.rs`: a process that writes random commands into its mailbox
+//! - `floods.rs`: processes that put and get without end, to one that has to answer
 
 pub mod deaths;
+pub mod floods;
 pub mod hostile;
 pub mod limits;
 pub mod matching;

@@ -9,6 +9,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use nix::errno::Errno;
@@ -56,6 +57,8 @@ pub(crate) struct Mapping {
     guard: Option<Registration>,
     /// Keeps the mapping and its descriptor from children of `fork`.
     uninherited: OnceLock<[Option<Registration>; 2]>,
+    /// Private zero pages have taken the place of the file: see [`SharedMemory::replace_by_zeros`].
+    is_replaced: AtomicBool,
 }
 
 // SAFETY: only the volatile and atomic accesses of this crate dereference the address, and they
@@ -92,6 +95,7 @@ impl Mapping {
             fd: None,
             guard: None,
             uninherited: OnceLock::new(),
+            is_replaced: AtomicBool::new(false),
         })
     }
 
@@ -115,6 +119,7 @@ impl Mapping {
             fd: None,
             guard: None,
             uninherited: OnceLock::new(),
+            is_replaced: AtomicBool::new(false),
         })
     }
 
@@ -201,8 +206,8 @@ impl Mapping {
             let len = UNMAP_PIECE.min(self.mapped - start);
             // SAFETY: `start` is within the range that this value owns.
             let piece = unsafe { self.address.byte_add(start) };
-            // SAFETY: the piece is within that range, and no other value has an address in it any
-            // more. The pages of a shared mapping stay in their file.
+            // SAFETY: the piece is within that range. The pages of a shared mapping stay in their
+            // file, where a later access of another holder finds them.
             let emptied = unsafe { madvise(piece.cast(), len, MmapAdvise::MADV_DONTNEED) };
             if emptied.is_err() {
                 // The kernel can't empty some kinds of memory. They are unmapped in one piece.
@@ -212,13 +217,39 @@ impl Mapping {
     }
 }
 
+impl Mapping {
+    /// Replaces the file by private zero pages, at the same addresses.
+    fn replace_by_zeros(&self) -> Result<(), MemoryError> {
+        let len = self.mapped as u64;
+        let overflow = MemoryError::Overflow { offset: 0, len };
+        let address = NonZeroUsize::new(self.address.as_ptr() as usize).ok_or(overflow)?;
+        let length = NonZeroUsize::new(self.mapped).ok_or(MemoryError::Empty)?;
+        let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_FIXED | MapFlags::MAP_NORESERVE;
+
+        self.remove_pages();
+        // SAFETY: replaces exactly the range that this value owns, by memory of the same protection.
+        // Other holders of its addresses make volatile and atomic accesses only, to whatever pages
+        // are there.
+        unsafe { mmap_anonymous(Some(address), length, self.access.protection(), flags) }
+            .map_err(|errno| MemoryError::Map { offset: 0, len, errno })?;
+
+        if let Some(guard) = &self.guard {
+            guard.mark_replaced();
+        }
+        self.is_replaced.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         // The range must leave the table before the kernel can give its addresses to another
         // mapping. So must the descriptor before it is closed.
         self.guard = None;
         self.uninherited.take();
-        self.remove_pages();
+        if !self.is_replaced.load(Ordering::Relaxed) {
+            self.remove_pages();
+        }
         // SAFETY: `mmap` returned this range to this value alone, and every holder of an address in
         // it held this value.
         let unmapped = unsafe { munmap(self.address.cast(), self.mapped) };
@@ -458,6 +489,19 @@ impl SharedMemory {
     /// mapping when this handle is dropped.
     pub fn has_other_handles(&self) -> bool {
         self.all.is_shared()
+    }
+
+    /// Unmaps the file although other handles exist: private zero pages take its place, at the same
+    /// addresses. Accesses by those handles do not reach the file any more; they find zeros and
+    /// their own writes. A guarded mapping counts as [`SharedMemory::faulted`] from then on.
+    ///
+    /// The call can take as long as unmapping takes: the kernel may have to free all pages of the
+    /// file. The drop of the last handle then takes little time.
+    ///
+    /// # Errors
+    /// [`MemoryError::Map`] if the kernel refuses. The file then stays mapped.
+    pub fn replace_by_zeros(&self) -> Result<(), MemoryError> {
+        self.all.mapping().replace_by_zeros()
     }
 
     /// Returns a window of the whole memory.

@@ -162,7 +162,13 @@ impl Registration {
         Ok(Registration { slot, owner })
     }
 
-    /// Returns whether the range was replaced, because the file behind it ended.
+    /// Marks the range as replaced, because its owner has replaced it. That is no fault, and does not
+    /// count as one.
+    pub(crate) fn mark_replaced(&self) {
+        self.slot.mark_faulted();
+    }
+
+    /// Returns whether the range was replaced: the file behind it ended, or its owner did so.
     #[inline]
     pub(crate) fn faulted(&self) -> bool {
         self.slot.faulted.load(Ordering::Acquire)

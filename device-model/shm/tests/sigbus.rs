@@ -100,6 +100,35 @@ fn slot_of_a_dropped_mapping_is_reused_without_its_fault_mark() {
 }
 
 #[test]
+fn a_replaced_file_is_unmapped_for_all_handles_and_is_no_fault() {
+    let file = file(4);
+    let memory = SharedMemory::map_guarded(file.as_fd(), 0, 4 * PAGE, Access::ReadWrite).unwrap();
+    let other = SharedMemory::map(file.as_fd(), 0, 4 * PAGE, Access::ReadWrite).unwrap();
+    other.write(0, b"kept").unwrap();
+    let (window, word) = (memory.window(0, 64).unwrap(), memory.u64(PAGE as u64).unwrap());
+    let other_window = other.whole();
+
+    assert!(memory.has_other_handles());
+    memory.replace_by_zeros().unwrap();
+    drop(memory);
+
+    let mut bytes = [0xff; 4];
+    window.read(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [0; 4]);
+    assert!(window.faulted());
+    window.write(0, b"lost").unwrap();
+    word.store(7, Ordering::Release);
+    other.read(0, &mut bytes).unwrap();
+    assert_eq!((&bytes, other.u64(PAGE as u64).unwrap().load(Ordering::Acquire)), (b"kept", 0));
+
+    // A mapping without a guard has no mark. A file that is cut short later does not matter.
+    other.replace_by_zeros().unwrap();
+    ftruncate(&file, 0).unwrap();
+    other_window.read(0, &mut bytes).unwrap();
+    assert_eq!((bytes, other_window.faulted()), ([0; 4], false));
+}
+
+#[test]
 fn threads_that_fault_at_once_all_survive() {
     let file = file(64);
     let memory = SharedMemory::map_guarded(file.as_fd(), 0, 64 * PAGE, Access::ReadWrite).unwrap();

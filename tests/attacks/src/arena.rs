@@ -57,6 +57,15 @@ pub enum Failed {
     /// An error of shared memory.
     #[error(transparent)]
     Memory(#[from] nicforge_shm::MemoryError),
+    /// An error of Portals.
+    #[error(transparent)]
+    Portals(#[from] nicforge_portals::Error),
+    /// An error of the SPI of Blue Gene/Q.
+    #[error(transparent)]
+    Spi(#[from] nicforge_spi::Error),
+    /// An honest peer, which the attacker's process plays too, was held up or lost something.
+    #[error("{0}")]
+    Harmed(String),
 }
 
 impl From<Errno> for Failed {
@@ -77,6 +86,8 @@ pub enum Report {
     Cut(String),
     /// The attack is impossible here.
     NotRun(String),
+    /// A round harmed an honest peer.
+    Harmed(String),
 }
 
 impl Report {
@@ -87,6 +98,7 @@ impl Report {
             "landed" => Some(Self::Landed),
             "cut" => Some(Self::Cut(rest.to_owned())),
             "not-run" => Some(Self::NotRun(rest.to_owned())),
+            "harmed" => Some(Self::Harmed(rest.to_owned())),
             _ => None,
         }
     }
@@ -98,6 +110,7 @@ impl fmt::Display for Report {
             Self::Landed => write!(f, "landed"),
             Self::Cut(why) => write!(f, "cut {why}"),
             Self::NotRun(why) => write!(f, "not-run {why}"),
+            Self::Harmed(why) => write!(f, "harmed {why}"),
         }
     }
 }
@@ -156,6 +169,7 @@ impl Arena {
             match result {
                 Ok(()) => println!("{}", Report::Landed),
                 Err(Failed::NotRun(why)) => return Err(Failed::NotRun(why)),
+                Err(Failed::Harmed(why)) => println!("{}", Report::Harmed(why)),
                 Err(error) => {
                     println!("{}", Report::Cut(error.to_string()));
                     std::thread::sleep(PAUSE);

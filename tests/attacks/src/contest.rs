@@ -47,6 +47,8 @@ pub struct Reports {
     pub reasons: Vec<String>,
     /// Why the attack is impossible here.
     pub not_run: Option<String>,
+    /// How a round harmed an honest peer.
+    pub harmed: Option<String>,
 }
 
 /// An attacker's process, killed on drop.
@@ -133,6 +135,7 @@ fn note(reports: &mut Reports, line: &str) {
             }
         }
         Some(Report::NotRun(why)) => reports.not_run = Some(why),
+        Some(Report::Harmed(why)) => reports.harmed = Some(why),
         None => {}
     }
 }

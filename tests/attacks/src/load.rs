@@ -131,6 +131,9 @@ fn add_missed_limits(mut row: Row, attack: &Attack, result: &contest::Outcome, l
     };
 
     miss(row.landed + row.cut == 0, "the attacker completed no round");
+    if let Some(harm) = &result.attacker.harmed {
+        miss(true, &format!("an honest peer was harmed: {harm}"));
+    }
     if let Some(reason) = &result.tenant.lost {
         miss(true, &format!("tenant lost: {reason}"));
     }

@@ -86,6 +86,7 @@ fn hold_against(name: &str, event_loop: &'static str) {
     wait_for("the attack", || {
         is_impossible = contest.check_attacker_ended().unwrap() && contest.reports().not_run.is_some();
         let reports = contest.reports();
+        assert_eq!(reports.harmed, None, "an honest peer was harmed");
         is_impossible || reports.landed + reports.cut >= ATTACKS
     });
 
@@ -176,6 +177,8 @@ attacks! {
     log_storm "log-storm";
     tree "tree";
     velo "velo";
+    ack_flood "ack-flood";
+    left_memory "left-memory";
 }
 
 #[test]

@@ -25,7 +25,8 @@ pub struct KernelConfig {
     pub limits: Limits,
     /// Maximum number of messages that wait in the kernel for each process in host-based mode,
     /// while it has as many operations in progress as its limits allow. The kernel drops further
-    /// ones. 65,536 by default.
+    /// ones, and those of a node with as many waiting messages as there is room left. 65,536 by
+    /// default.
     pub waiting: usize,
     /// The longest time for the answer to a command, and for the firmware's start. 5 s by default.
     pub timeout: Duration,

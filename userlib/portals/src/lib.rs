@@ -64,7 +64,7 @@ mod types;
 pub use config::{KernelConfig, Mode};
 pub use error::{Error, Refusal};
 pub use interface::{Interface, MemoryDescriptor};
-pub use kernel::Kernel;
+pub use kernel::{Kernel, KernelBacklog};
 pub use nicforge_seastar_firmware::matching::Limits;
 pub use queue::EventQueue;
 pub use region::Region;

@@ -178,7 +178,7 @@ impl Engine {
     fn refuse(&mut self, index: usize, fd: OwnedFd, errno: Errno) {
         let attachment = &mut self.attachments[index];
         attachment.counters.refused += 1;
-        attachment.backlogs.refuse(self.cleanup.closers(), fd, errno);
+        attachment.backlogs.refuse(&self.closers, fd, errno);
     }
 
     /// Makes a connection the client of an attachment. The machine has attached it already.
@@ -190,7 +190,7 @@ impl Engine {
         tracing::debug!(path = %attachment.listener.path().display(), pid, "a client connected");
 
         let (watches, watched) = ClientWatches::start(&mut *self.events, &fd, key);
-        let close_queue = attachment.backlogs.new_client_queue(self.cleanup.closers());
+        let close_queue = attachment.backlogs.new_client_queue(&self.closers);
         let mut connection = ServerConnection::new(fd, self.config.connection());
         connection.set_closer(Arc::new(DescriptorCloser(Arc::clone(&close_queue))));
 

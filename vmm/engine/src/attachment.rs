@@ -14,7 +14,6 @@ use nicforge_vfio_user::{Closer, Errno};
 use crate::{
     client::Client,
     closer::{Backlog, CloseQueue, Closers, DescriptorCloser},
-    memory::HeldUsage,
     refusal::Refusal,
     socket::Listener,
     stats::ServerCounters,
@@ -36,8 +35,6 @@ pub(crate) struct ServedAttachment {
     pub(crate) may_have_connections: bool,
     pub(crate) back_off: BackOff,
     pub(crate) backlogs: CloseBacklogs,
-    /// Memory of ended clients that devices hold.
-    pub(crate) held_usage: Arc<HeldUsage>,
     pub(crate) counters: ServerCounters,
 }
 
@@ -57,7 +54,6 @@ impl ServedAttachment {
             may_have_connections: false,
             back_off: BackOff::default(),
             backlogs,
-            held_usage: Arc::default(),
             counters: ServerCounters::default(),
         }
     }
@@ -93,10 +89,6 @@ impl ServedAttachments {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &ServedAttachment> {
         self.all.iter()
-    }
-
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut ServedAttachment> {
-        self.all.iter_mut()
     }
 
     /// Returns the index of an attachment, if it is served.

@@ -33,6 +33,13 @@ impl Client {
     pub(crate) fn stop_watching(&self, events: &mut dyn EventLoop) {
         self.watches.stop(events, &self.connection);
     }
+
+    /// Closes the socket of a client that has ended and unmaps its memory, on other threads.
+    pub(crate) fn close(self) {
+        let Self { connection, mut state, close_queue, .. } = self;
+        close_queue.close_socket(connection.into_socket());
+        close_queue.drop_memory(state.memory.take_all());
+    }
 }
 
 /// The events for which the descriptors of a client are watched.

@@ -134,7 +134,7 @@ impl ClientState {
         Self {
             function: attachment.function,
             attachment: attachment.id,
-            memory: ClientMemory::new(config.quotas, Arc::clone(&attachment.held_usage)),
+            memory: ClientMemory::new(config.quotas),
             deferred: None,
             pending_map: None,
             new_unmask: None,

@@ -38,7 +38,7 @@ enum Job {
     Descriptor(OwnedFd),
     /// A client's connection. It is shut down first: another process may hold the socket open.
     Socket(OwnedFd),
-    /// A handle to client memory, which is unmapped if this is the last one.
+    /// Client memory that no DMA range uses any more.
     Memory(SharedMemory),
     /// A refused connection, whose first message may take time to arrive.
     Refusal(Refusal),
@@ -54,9 +54,20 @@ impl Job {
                 // down. The drop of `fd` closes the socket.
                 let _ = shutdown(fd.as_raw_fd(), Shutdown::Both);
             }
-            Self::Memory(memory) => drop(memory),
+            Self::Memory(memory) => unmap(&memory),
             Self::Refusal(refusal) => refusal.answer(),
         }
+    }
+}
+
+/// Unmaps client memory. Devices and packets may still hold it, by leases that have ended. They would
+/// keep the file with all its pages for as long as a receiver likes, and the engine's thread would
+/// unmap it in the end. So zero pages take the file's place.
+fn unmap(memory: &SharedMemory) {
+    if memory.has_other_handles()
+        && let Err(error) = memory.replace_by_zeros()
+    {
+        tracing::warn!(%error, "memory of a client stays mapped until no packet refers to it");
     }
 }
 
@@ -140,7 +151,7 @@ impl CloseQueue {
         self.push(Job::Socket(fd));
     }
 
-    /// Drops handles to client memory, which unmaps it when they are the last ones.
+    /// Unmaps client memory that no DMA range uses any more. All leases of it must have ended.
     pub(crate) fn drop_memory(self: &Arc<Self>, memory: Vec<SharedMemory>) {
         for memory in memory {
             self.push(Job::Memory(memory));

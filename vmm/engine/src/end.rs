@@ -136,7 +136,7 @@ impl Engine {
         }
 
         client.stop_watching(&mut *self.events);
-        self.cleanup.clean_up(client, &attachment.held_usage);
+        client.close();
 
         // A connection that waits at the socket may be accepted now.
         self.resume_accepting(index);

@@ -16,8 +16,8 @@ use nicforge_core::{
 use crate::{
     accept::DescriptorReserve,
     attachment::{CloseBacklogs, ServedAttachment, ServedAttachments},
-    cleanup::Cleanup,
     clock::EngineClock,
+    closer::Closers,
     command::{CommandQueue, EngineHandle},
     config::EngineConfig,
     end::EndReason,
@@ -43,7 +43,8 @@ pub struct Engine {
     pub(crate) queues: ServiceQueues,
     pub(crate) commands: CommandQueue,
     pub(crate) mapper: Mapper,
-    pub(crate) cleanup: Cleanup,
+    /// The threads that close what belongs to clients.
+    pub(crate) closers: Closers,
     pub(crate) watchdog: Watchdog,
     pub(crate) clock: EngineClock,
     pub(crate) round_counters: RoundCounters,
@@ -86,7 +87,7 @@ impl Engine {
             queues: ServiceQueues::default(),
             commands,
             mapper,
-            cleanup: Cleanup::new(),
+            closers: Closers::new(),
             watchdog: Watchdog::start()?,
             clock: EngineClock::new(),
             round_counters: RoundCounters::default(),
@@ -156,7 +157,7 @@ impl Engine {
         }
 
         let mut listener = Listener::bind_for(path.as_ref(), access)?;
-        let backlogs = CloseBacklogs::new(self.commands.waker(), self.cleanup.closers());
+        let backlogs = CloseBacklogs::new(self.commands.waker(), &self.closers);
         listener.set_closer(backlogs.listener_closer());
         self.attachments.add(ServedAttachment::new(function, attachment, listener, backlogs));
         self.queues.add_attachment();

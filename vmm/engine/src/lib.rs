@@ -13,7 +13,6 @@
 mod accept;
 mod attachment;
 mod attachment_handler;
-mod cleanup;
 mod client;
 mod client_state;
 mod clock;

@@ -1,8 +1,9 @@
 //! The memory that one client has mapped for DMA.
 //!
 //! Several ranges may come from one file. The file is mapped once, as a whole, and unmapped with
-//! the last range. If a device still holds it then, it is unmapped when the device releases it, and
-//! counts until then. If its client ends meanwhile, it counts for the attachment's next clients.
+//! the last range, which is also the end of all leases of it. A device or a packet may still hold
+//! such a lease, for as long as a receiver likes. So the file is unmapped beneath it, and zero pages
+//! take its place, which count for no client: see [`crate::closer::CloseQueue::drop_memory`].
 //!
 //! The quota of bytes counts whole files: while a client punches a hole into a file, an access to
 //! any page of the hole waits in the kernel. A file that can grow counts as at least
@@ -13,14 +14,7 @@
 //! fault, for instance one of FUSE, and so could a file of huge pages of 1 GiB. Such files are
 //! never mapped, and their ranges are accessed by DMA messages.
 
-use std::{
-    collections::BTreeMap,
-    os::fd::AsFd,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
-    },
-};
+use std::{collections::BTreeMap, os::fd::AsFd};
 
 use nicforge_shm::{Access, SharedMemory, Window};
 use nicforge_vfio_user::{DMA_FLAG_WRITE, DmaMap, DmaUnmap, Errno, PeerFd};
@@ -103,45 +97,6 @@ pub(crate) enum Backing {
     NotMapped(FileToMap, MappingSource),
 }
 
-/// A mapping of a client that has ended.
-pub(crate) struct EndedMapping {
-    pub(crate) memory: SharedMemory,
-    /// Bytes that it counted against the client's quota.
-    pub(crate) charge: u64,
-}
-
-/// The part of the quotas that memory of an attachment's ended clients takes, because devices hold
-/// it.
-#[derive(Debug, Default)]
-pub(crate) struct HeldUsage {
-    bytes: AtomicU64,
-    files: AtomicUsize,
-}
-
-/// The part of [`HeldUsage`] of one mapping, until this is dropped.
-#[derive(Debug)]
-pub(crate) struct HeldCharge {
-    usage: Arc<HeldUsage>,
-    bytes: u64,
-}
-
-impl HeldCharge {
-    /// Counts a file of this many bytes.
-    pub(crate) fn new(usage: &Arc<HeldUsage>, bytes: u64) -> Self {
-        // Only the engine's thread uses the numbers, so they need no order.
-        usage.bytes.fetch_add(bytes, Ordering::Relaxed);
-        usage.files.fetch_add(1, Ordering::Relaxed);
-        Self { usage: Arc::clone(usage), bytes }
-    }
-}
-
-impl Drop for HeldCharge {
-    fn drop(&mut self) {
-        self.usage.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-        self.usage.files.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// The ranges that a client has mapped for DMA, and the files behind them.
 pub(crate) struct ClientMemory {
     quotas: Quotas,
@@ -151,26 +106,20 @@ pub(crate) struct ClientMemory {
     ranges: BTreeMap<u64, Range>,
     /// Sum of the charges of `files`.
     charged_bytes: u64,
-    /// The usage by earlier clients of the attachment.
-    held: Arc<HeldUsage>,
     next_file: FileId,
-    /// Whether a device holds mappings that no range uses.
-    has_unused: bool,
     /// Whether a range had a file that cannot be mapped.
     had_unmappable: bool,
 }
 
 impl ClientMemory {
-    /// Returns the memory of a new client, beside what earlier clients of its attachment left.
-    pub(crate) fn new(quotas: Quotas, held: Arc<HeldUsage>) -> Self {
+    /// Returns the memory of a new client.
+    pub(crate) fn new(quotas: Quotas) -> Self {
         Self {
             quotas,
             files: Vec::new(),
             ranges: BTreeMap::new(),
             charged_bytes: 0,
-            held,
             next_file: FileId(0),
-            has_unused: false,
             had_unmappable: false,
         }
     }
@@ -223,14 +172,13 @@ impl ClientMemory {
             return Ok(Backing::Ready(id, window));
         }
 
-        if self.files.len() + self.held.files.load(Ordering::Relaxed) >= self.quotas.files {
+        if self.files.len() >= self.quotas.files {
             return Err(Errno::ENOSPC);
         }
 
         let can_grow = !SealFlag::from_bits_retain(seals).contains(SealFlag::F_SEAL_GROW);
         let charge = if can_grow { size.max(MIN_GROWABLE_CHARGE) } else { size };
-        let counted = self.charged_bytes.saturating_add(self.held.bytes.load(Ordering::Relaxed));
-        if charge > self.quotas.mapped_bytes.saturating_sub(counted) {
+        if charge > self.quotas.mapped_bytes.saturating_sub(self.charged_bytes) {
             return Ok(self.unmappable());
         }
 
@@ -310,33 +258,22 @@ impl ClientMemory {
         }
     }
 
-    /// Removes and returns the mappings that are no longer used. A mapping that a device holds
-    /// without a range (for memory that is still registered) keeps counting against the quotas, and
-    /// a later call returns it.
+    /// Removes and returns the mappings that no range uses. A device may still hold some of them,
+    /// with leases that have ended.
     pub(crate) fn sweep(&mut self) -> Vec<SharedMemory> {
         let mut unused = Vec::new();
-        for file in self.files.extract_if(.., |file| file.ranges == 0 && !file.memory.has_other_handles()) {
+        for file in self.files.extract_if(.., |file| file.ranges == 0) {
             self.charged_bytes -= file.charge;
             unused.push(file.memory);
         }
-
-        self.has_unused = self.files.iter().any(|file| file.ranges == 0);
         unused
     }
 
-    /// Returns whether [`ClientMemory::sweep`] left mappings for later.
-    pub(crate) fn has_leftover(&self) -> bool {
-        self.has_unused
-    }
-
     /// Removes and returns all mappings, at the end of the client.
-    pub(crate) fn take_all(&mut self) -> Vec<EndedMapping> {
+    pub(crate) fn take_all(&mut self) -> Vec<SharedMemory> {
         self.ranges.clear();
         self.charged_bytes = 0;
-        self.files
-            .drain(..)
-            .map(|ClientFile { memory, charge, .. }| EndedMapping { memory, charge })
-            .collect()
+        self.files.drain(..).map(|file| file.memory).collect()
     }
 
     /// Returns whether the client truncated a file that is mapped here.

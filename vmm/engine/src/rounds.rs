@@ -85,12 +85,12 @@ impl Engine {
     /// again.
     fn step(&mut self, now: Duration, was_asleep: bool) -> Next {
         let time = Nanos(nanoseconds(now));
-        if !self.needs_scans() || !self.clock.is_scan_due(now, self.config.safety_timeout) {
+        if !self.attachments.has_clients() || !self.clock.is_scan_due(now, self.config.safety_timeout) {
             return self.machine.step(time, self.config.budget);
         }
 
         self.clock.note_scan(now);
-        self.unmap_released();
+        self.closers.start_missing_thread();
         if was_asleep {
             self.machine.cool_in_next_step();
         }
@@ -111,24 +111,6 @@ impl Engine {
     /// Returns the time without work after which functions go cold.
     fn cool_after(&self, cools_early: bool) -> Duration {
         if cools_early { self.config.cool_after.min(pace::BUSY_SPIN) } else { self.config.cool_after }
-    }
-
-    /// Returns whether all mapped memory must be checked at each `safety_timeout`: there are
-    /// clients, or devices hold memory of earlier clients.
-    fn needs_scans(&self) -> bool {
-        self.attachments.has_clients() || self.cleanup.has_held_memory()
-    }
-
-    /// Unmaps memory that devices have released since its ranges were unmapped.
-    fn unmap_released(&mut self) {
-        for attachment in self.attachments.iter_mut() {
-            if let Some(client) = &mut attachment.client
-                && client.state.memory.has_leftover()
-            {
-                client.close_queue.drop_memory(client.state.memory.sweep());
-            }
-        }
-        self.cleanup.sweep();
     }
 
     /// Collects events. Depending on `next`, when the machine must be stepped again, it sleeps,
@@ -203,7 +185,7 @@ impl Engine {
     /// passes, and with clients no longer than the safety time-out. `None` means until an event
     /// comes.
     fn sleep_time(&self, machine_time: Nanos, now: Instant) -> Option<Duration> {
-        let scan_interval = self.needs_scans().then_some(self.config.safety_timeout);
+        let scan_interval = self.attachments.has_clients().then_some(self.config.safety_timeout);
         self.clock.sleep_time(machine_time, now, scan_interval, self.events.shortest_sleep())
     }
 

@@ -214,7 +214,7 @@ impl Engine {
         let Mapped { client: key, result, backlog } = mapped;
         let Some(client) = self.attachments.client_mut(key) else {
             // The client that asked for the mapping has gone, and its close queue with it.
-            let close_queue = self.attachments[key.index].backlogs.new_client_queue(self.cleanup.closers());
+            let close_queue = self.attachments[key.index].backlogs.new_client_queue(&self.closers);
             close_queue.drop_memory(result.into_iter().collect());
             return;
         };

@@ -15,6 +15,8 @@ use super::{HeaderPacket, MessageHeader};
 /// | [`SEND`] | `token`, `process`, `node`, `target`, `message`, `length`, `header`, pieces | |
 /// | [`RECEIVE`] | `token` (of the new message), `length`, pieces | |
 /// | [`TAKE`] | none: it reports `taken`, as each command does | |
+/// | [`REFUSE`] | `node` | |
+/// | [`ADMIT`] | `node` | |
 ///
 /// Pieces are `count` entries of `pieces`, or of the list at `list` in the kernel's memory if there
 /// are more than [`PIECES`].
@@ -26,6 +28,8 @@ use super::{HeaderPacket, MessageHeader};
 /// [`SEND`]: kernel_command::SEND
 /// [`RECEIVE`]: kernel_command::RECEIVE
 /// [`TAKE`]: kernel_command::TAKE
+/// [`REFUSE`]: kernel_command::REFUSE
+/// [`ADMIT`]: kernel_command::ADMIT
 pub mod kernel_command {
     /// Boots the node: from now on it takes messages, and events go to the kernel's queue.
     pub const BOOT: u16 = 1;
@@ -42,6 +46,12 @@ pub mod kernel_command {
     pub const RECEIVE: u16 = 6;
     /// Reports how many events the kernel has taken.
     pub const TAKE: u16 = 7;
+    /// Refuses puts and gets of a node to processes in host-based mode until [`ADMIT`]: the node
+    /// sends them again. Replies and acknowledgements of the node are still taken. Messages that
+    /// were taken before are still reported.
+    pub const REFUSE: u16 = 8;
+    /// Takes puts and gets of a node again.
+    pub const ADMIT: u16 = 9;
 }
 
 /// Bits of [`KernelCommand::flags`].
@@ -98,7 +108,7 @@ pub struct KernelCommand {
     pub taken: u16,
     /// Address of a list of [`Piece`]s, or of the event queue, in the kernel's memory.
     pub list: u64,
-    /// Target node.
+    /// Target node, or the node that is refused or admitted.
     pub node: u32,
     /// Bytes of the message, or events of the queue.
     pub length: u32,

@@ -8,7 +8,7 @@
 //! | image of the firmware | [`IMAGE`] | always |
 //! | mailboxes | [`MAILBOX`] for the kernel and for each process | always |
 //! | streams | one record for each stream | always |
-//! | sequence numbers and flags of pairs | 4 1/2 for each node | boot |
+//! | sequence numbers and flags of pairs | 4 5/8 for each node | boot |
 //! | pending messages and send queues | one record each | boot |
 //! | Portals objects of a process | [`crate::matching::Limits::bytes`] | start of the process |
 

@@ -86,7 +86,7 @@ pub(super) fn velo(arena: &Arena) -> Round {
 }
 
 /// Opens the device behind a socket.
-fn open(arena: &Arena, name: &str) -> Result<Device, Failed> {
+pub(super) fn open(arena: &Arena, name: &str) -> Result<Device, Failed> {
     let options = OpenOptions { heartbeat: None, ..OpenOptions::default() };
     Ok(Device::open_vfio_user(arena.socket(name), options)?)
 }

@@ -1,6 +1,9 @@
 //! A process in host-based mode.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
 
 use nicforge_driver::runtime;
 use nicforge_hwi::seastar::{HeaderPacket, INLINE};
@@ -22,7 +25,53 @@ pub(super) struct HostProcess {
     /// Its memory, in the order of the addresses.
     regions: Vec<Arc<Pieces>>,
     /// Messages that wait until operations in progress end.
-    pub(super) waiting: VecDeque<Arrival>,
+    pub(super) waiting: WaitingArrivals,
+}
+
+/// Messages that wait for a process, in order. A node has no more of them than there is room left,
+/// so that one which fills the queue leaves room for the others.
+#[derive(Default)]
+pub(super) struct WaitingArrivals {
+    queue: VecDeque<Arrival>,
+    /// Number of messages of each node that has some.
+    of_node: HashMap<u32, usize>,
+}
+
+impl WaitingArrivals {
+    /// Returns whether a message of a node may wait too, where `maximum` messages may wait in all.
+    pub(super) fn has_room(&self, node: u32, maximum: usize) -> bool {
+        let own = self.of_node.get(&node).copied().unwrap_or(0);
+        own < maximum.saturating_sub(self.queue.len())
+    }
+
+    pub(super) fn push(&mut self, arrival: Arrival) {
+        *self.of_node.entry(arrival.packet.trusted.source_node).or_default() += 1;
+        self.queue.push_back(arrival);
+    }
+
+    pub(super) fn front(&self) -> Option<Arrival> {
+        self.queue.front().copied()
+    }
+
+    pub(super) fn pop(&mut self) {
+        let Some(Arrival { packet, .. }) = self.queue.pop_front() else { return };
+        let node = packet.trusted.source_node;
+        if let Some(count) = self.of_node.get_mut(&node) {
+            *count -= 1;
+            if *count == 0 {
+                self.of_node.remove(&node);
+            }
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Removes and returns all messages.
+    pub(super) fn take_all(&mut self) -> VecDeque<Arrival> {
+        std::mem::take(self).queue
+    }
 }
 
 /// A message that has arrived, as the firmware has reported it.
@@ -35,7 +84,7 @@ pub(super) struct Arrival {
 
 impl HostProcess {
     pub(super) fn new(start: u32, matching: matching::Process) -> Self {
-        Self { start, matching, regions: Vec::new(), waiting: VecDeque::new() }
+        Self { start, matching, regions: Vec::new(), waiting: WaitingArrivals::default() }
     }
 
     /// Adds memory that the process may name.

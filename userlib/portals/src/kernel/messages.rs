@@ -83,15 +83,15 @@ impl State {
 
         let ends_operation = matches!(packet.trusted.kind, message::REPLY | message::PORTALS_ACK);
         if !process.waiting.is_empty() && !ends_operation {
-            if process.waiting.len() < max_waiting {
-                process.waiting.push_back(Arrival { packet: *packet, token });
+            if process.waiting.has_room(packet.trusted.source_node, max_waiting) {
+                process.waiting.push(Arrival { packet: *packet, token });
                 return Ok(());
             }
             return self.discard(packet, token);
         }
         let is_matched = self.match_message(packet, token)?;
         if !is_matched && let Some(Some(process)) = self.processes.get_mut(target) {
-            process.waiting.push_back(Arrival { packet: *packet, token });
+            process.waiting.push(Arrival { packet: *packet, token });
             return Ok(());
         }
         // The message may have ended an operation, for which others wait.
@@ -102,11 +102,11 @@ impl State {
     /// once does not call this: the loop goes on with the next one, and must find its own front.
     fn match_waiting(&mut self, process: u16) -> Result<(), Error> {
         while let Some(Some(entry)) = self.processes.get(usize::from(process))
-            && let Some(&Arrival { packet, token }) = entry.waiting.front()
+            && let Some(Arrival { packet, token }) = entry.waiting.front()
             && self.match_message(&packet, token)?
         {
             if let Some(Some(entry)) = self.processes.get_mut(usize::from(process)) {
-                entry.waiting.pop_front();
+                entry.waiting.pop();
             }
         }
         Ok(())
@@ -201,7 +201,7 @@ impl State {
         };
 
         let operation = accepted_get.map(|get| get.operation);
-        self.outbox.push_back(OutgoingMessage {
+        self.outbox.push(OutgoingMessage {
             process,
             start,
             operation,
@@ -303,6 +303,7 @@ impl State {
         };
         self.free_tokens.push(token as u16);
         self.lists.release(&scatter);
+        self.outbox.end(&outgoing);
         self.end_message(&outgoing, failure)
     }
 
@@ -332,7 +333,7 @@ impl State {
 
     /// Passes queued messages to the firmware, as many as it has room for.
     pub(super) fn send_queued(&mut self) -> Result<(), Error> {
-        while let Some(&outgoing) = self.outbox.front() {
+        while let Some(outgoing) = self.outbox.next() {
             let Some(&token) = self.free_tokens.last() else { return Ok(()) };
             // The data are described to the DMA engine.
             let scatter = match outgoing.source {
@@ -347,7 +348,7 @@ impl State {
                 Ok(scatter) => scatter,
                 Err(NoScatter::Later) => return Ok(()),
                 Err(NoScatter::Never) => {
-                    self.outbox.pop_front();
+                    self.outbox.take(false);
                     self.end_message(&outgoing, failure::MEMORY)?;
                     continue;
                 }
@@ -358,8 +359,9 @@ impl State {
                 self.lists.release(&scatter);
                 return Ok(());
             }
-            self.outbox.pop_front();
-            if result.code == code::OK {
+            let is_sent = result.code == code::OK;
+            self.outbox.take(is_sent);
+            if is_sent {
                 self.free_tokens.pop();
                 self.sends[usize::from(token)] = Some(Sending { outgoing, scatter });
             } else {

@@ -4,6 +4,7 @@
 mod host;
 mod lists;
 mod messages;
+mod outbox;
 mod state;
 
 use std::{
@@ -20,6 +21,7 @@ use nicforge_hwi::seastar::{
 
 use crate::{Error, KernelConfig, Refusal, region::Pieces};
 use nicforge_seastar_firmware::matching::Limits;
+pub use outbox::KernelBacklog;
 use state::State;
 
 /// Maximum number of events that one call handles, so that it ends while events keep coming.
@@ -97,6 +99,11 @@ impl Kernel {
     /// Returns the device of the admin attachment.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Returns how many messages of processes in host-based mode are in the kernel's queues.
+    pub fn backlog(&self) -> KernelBacklog {
+        runtime::lock(&self.state).outbox.backlog()
     }
 
     /// Handles events that the card has written. If another thread uses the kernel, the call

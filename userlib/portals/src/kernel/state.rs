@@ -16,6 +16,7 @@ use super::{
     host::{Arrival, HostProcess},
     lists::{Lists, MAX_SENDS},
     messages::{OutgoingMessage, Receiving, Sending, Source},
+    outbox::Outbox,
 };
 use crate::{
     Error, KernelConfig, Refusal,
@@ -81,8 +82,8 @@ pub(crate) struct State {
     /// Maximum number of messages that wait for each process.
     pub(super) max_waiting: usize,
     pub(super) lists: Lists,
-    /// Messages that were not passed to the firmware yet, in order.
-    pub(super) outbox: VecDeque<OutgoingMessage>,
+    /// Messages that were not passed to the firmware yet.
+    pub(super) outbox: Outbox,
     /// Messages in flight. The index is the token by which the firmware reports their end.
     pub(super) sends: Vec<Option<Sending>>,
     /// Tokens of no message in flight.
@@ -114,7 +115,7 @@ impl State {
             starts: 0,
             max_waiting: config.waiting,
             lists: Lists::allocate(device)?,
-            outbox: VecDeque::new(),
+            outbox: Outbox::new(position.nodes),
             sends: (0..MAX_SENDS).map(|_| None).collect(),
             free_tokens: (0..MAX_SENDS).rev().collect(),
             receives: HashMap::new(),
@@ -181,9 +182,11 @@ impl State {
         {
             *generation = removed.matching.next_generation();
         }
-        self.outbox.retain(|outgoing| outgoing.start != start);
+        self.outbox.remove_process(start);
 
-        for Arrival { packet, token } in removed.into_iter().flat_map(|process| process.waiting) {
+        for Arrival { packet, token } in
+            removed.into_iter().flat_map(|mut process| process.waiting.take_all())
+        {
             // This fails on a lost card alone, which has lost the message, too.
             let _ = self.discard(&packet, token);
         }
@@ -206,17 +209,28 @@ impl State {
             self.handle(&event)?;
         }
 
-        if handled == 0 && self.outbox.is_empty() {
+        if handled == 0 && self.outbox.is_idle() {
             self.mailbox.incarnation().check()?;
             return Ok(0);
         }
         self.retry_awaiting_list()?;
+        self.refuse_and_admit()?;
         // The firmware may have room for these messages now.
         self.send_queued()?;
         if self.queue.is_report_due() {
             self.try_command(KernelCommand { kind: kernel_command::TAKE, ..KernelCommand::default() })?;
         }
         Ok(handled)
+    }
+
+    /// Tells the firmware which nodes' puts and gets it refuses from now on, and which it takes
+    /// again.
+    fn refuse_and_admit(&mut self) -> Result<(), Error> {
+        while let Some((node, is_refused)) = self.outbox.next_due() {
+            let kind = if is_refused { kernel_command::REFUSE } else { kernel_command::ADMIT };
+            self.try_command(KernelCommand { kind, node, ..KernelCommand::default() })?;
+        }
+        Ok(())
     }
 
     /// Handles an event of the kernel's queue.
@@ -265,6 +279,9 @@ impl State {
         start: u32,
         command: &Command,
     ) -> Result<CommandResult, Error> {
+        if !self.outbox.has_node(command.node) {
+            return Ok(refused(code::PROCESS_INVALID));
+        }
         let Some(process) = self.process(number, start) else { return Ok(refused(code::NO_INTERFACE)) };
         let started = Request::from_command(command).and_then(|request| {
             if command.kind == command::PUT {
@@ -284,7 +301,7 @@ impl State {
             matching::Source::Memory(address) => Source::Memory(address),
             matching::Source::Inline(data) => Source::Inline(data),
         };
-        self.outbox.push_back(OutgoingMessage {
+        self.outbox.push(OutgoingMessage {
             process: number,
             start,
             operation: Some(started.operation),

@@ -20,7 +20,7 @@ use crate::common::{
 use nicforge_core::{ids::FunctionId, machine::Machine};
 use nicforge_engine::{Engine, EngineConfig, EngineError, EventLoopKind, Quotas};
 use nicforge_hwi::attachment::mirror;
-use nicforge_shm::Access;
+use nicforge_shm::{Access, SharedMemory};
 use nicforge_vfio_user::{
     Client, ClientConfig, DmaUnmap, Errno, GuestMemory, PCI_MSIX_IRQ,
     wire::{Command as Message, Header},
@@ -201,30 +201,6 @@ both_loops! {
         assert_eq!(mapped(), 0x2000);
     }
 
-    fn memory_leased_by_a_device_counts_in_the_quotas_until_released(config) {
-        config.quotas.files = 4;
-        let served = Served::start(config);
-        let client = served.client(A);
-        enable(&client);
-        // Each call maps, leases and unmaps another file.
-        let map_and_lease = || {
-            let file = memory(0x1000);
-            client.dma_map(range(0, 0, 0x1000), file.fd()).map_err(|error| error.errno())?;
-            write32(&client, reg::LEASE, 0);
-            client.dma_unmap(DmaUnmap::All).unwrap();
-            Ok(())
-        };
-        let leased = (0..100).map_while(|_| map_and_lease().ok()).count();
-
-        assert_eq!((leased, map_and_lease()), (4, Err(Errno::ENOSPC)));
-        assert_eq!(client_of(&served.snapshot(), A).unwrap().mapped_bytes, 0x4000);
-        write32(&client, reg::RELEASE_LEASES, 0);
-        assert_eq!(map_and_lease(), Ok(()));
-        write32(&client, reg::RELEASE_LEASES, 0);
-        // The server unmaps even when the client sends no more requests.
-        served.wait_until("all is unmapped", |snapshot| client_of(snapshot, A).unwrap().mapped_bytes == 0);
-    }
-
     fn a_client_that_stops_reading_is_paused_until_it_reads(config) {
         let served = Served::start(config);
         let mut raw = negotiated(&served.path(A));
@@ -364,32 +340,40 @@ both_loops! {
         assert_eq!(served.counter("evicted"), 1);
     }
 
-    fn memory_of_an_ended_client_that_a_device_holds_counts_for_the_next_client(config) {
+    fn memory_that_a_device_holds_is_unmapped_and_counts_no_more(config) {
         config.quotas = Quotas { mapped_bytes: 0x3000, ..Quotas::default() };
         let served = Served::start(config);
-        let held = served.client(A);
-        held.dma_map(range(0, 0, 0x2000), memory(0x2000).fd()).unwrap();
-        enable(&held);
-        write32(&held, reg::KEEP_LEASES, 1);
-        write64(&held, reg::LEASE, 0);
-        drop(held);
+        let mapped_bytes = || client_of(&served.snapshot(), A).unwrap().mapped_bytes;
+        // The tests of both event loops run in one process.
+        let own_name = |name: &str| format!("{name}-{:?}-", std::thread::current().id());
+        let lease_own_file = |client: &Client, name: &str| {
+            let file = SharedMemory::create(&own_name(name), 0x2000).unwrap();
+            client.dma_map(range(0, 0, 0x2000), file.fd()).unwrap();
+            assert_eq!(mapped_bytes(), 0x2000, "{name} is reached by messages");
+            enable(client);
+            write32(client, reg::KEEP_LEASES, 1);
+            write64(client, reg::LEASE, 0);
+        };
+
+        // The device of these tests keeps a lease that has ended, as a packet does. Each call leaves
+        // another file: more than the quota of bytes permits at once.
+        let first = served.client(A);
+        lease_own_file(&first, "test-unmapped");
+        first.dma_unmap(DmaUnmap::All).unwrap();
+        for _ in 0..10 {
+            lease_own_file(&first, "test-again");
+            first.dma_unmap(DmaUnmap::All).unwrap();
+        }
+        wait_until_unmapped(&own_name("test-unmapped"));
+        lease_own_file(&first, "test-ended");
+        drop(first);
         served.wait_until_free(A);
+        wait_until_unmapped(&own_name("test-ended"));
 
         let next = served.client(A);
-        let own = memory(0x2000);
-        let mapped_bytes = || {
-            next.dma_map(range(0, 0, 0x2000), own.fd()).unwrap();
-            let mapped = client_of(&served.snapshot(), A).unwrap().mapped_bytes;
-            next.dma_unmap(DmaUnmap::All).unwrap();
-            mapped
-        };
-        assert_eq!(mapped_bytes(), 0, "the range is reached by messages");
-
+        lease_own_file(&next, "test-next");
         write32(&next, reg::RELEASE_LEASES, 1);
-        let deadline = Instant::now() + LONG;
-        while mapped_bytes() == 0 {
-            assert!(Instant::now() < deadline, "the released memory still counts");
-        }
+        assert_eq!(mapped_bytes(), 0x2000);
     }
 
     fn an_operators_reset_reaches_clients_that_stay(config) {
@@ -399,6 +383,15 @@ both_loops! {
         served.handle.reset_function(FUNCTION, LONG).unwrap().unwrap();
         assert_eq!(read32(&client, reg::SCRATCH), 0);
         assert!(served.handle.reset_function(FunctionId(9), LONG).unwrap().is_err());
+    }
+}
+
+/// Waits until no memory file of this name is mapped in this process, which is also the server's.
+fn wait_until_unmapped(name: &str) {
+    let deadline = Instant::now() + LONG;
+    while std::fs::read_to_string("/proc/self/maps").unwrap().contains(name) {
+        assert!(Instant::now() < deadline, "{name} is still mapped");
+        std::thread::yield_now();
     }
 }
 

@@ -68,6 +68,8 @@ impl Firmware {
             kernel_command::SEND => node.send(chip, command),
             kernel_command::RECEIVE => return self.receive(chip, command),
             kernel_command::TAKE => Ok(()),
+            kernel_command::REFUSE => node.set_refused(command.node, true),
+            kernel_command::ADMIT => node.set_refused(command.node, false),
             _ => Err(code::COMMAND_INVALID),
         })
     }
@@ -220,6 +222,15 @@ impl Node {
     fn add_ranges(&mut self, command: &KernelCommand) -> Result<(), u32> {
         let process = self.nic_based(command.process).ok_or(code::PROCESS_INVALID)?;
         process.map.add(client_of(command.process), ranges_of(command)?)
+    }
+
+    /// Refuses puts and gets of another node to processes in host-based mode, or takes them again.
+    fn set_refused(&mut self, node: u32, is_refused: bool) -> Result<(), u32> {
+        if node >= self.nodes {
+            return Err(code::PROCESS_INVALID);
+        }
+        self.pairs.set_refused(node, is_refused);
+        Ok(())
     }
 
     /// Sends a message of a process in host-based mode.

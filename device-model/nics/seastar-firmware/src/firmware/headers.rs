@@ -64,6 +64,24 @@ pub(super) fn one_piece(client: Client, address: u64, length: u32) -> Pieces {
     }
 }
 
+/// Returns whether the target of a message answers it if it matches.
+fn needs_answer(packet: &HeaderPacket) -> bool {
+    match packet.trusted.kind {
+        message::GET => true,
+        message::PUT => packet.message.options & option::ACK != 0,
+        _ => false,
+    }
+}
+
+/// Returns whether a message can wait for a kernel that refuses its node. A reply or an
+/// acknowledgement ends an operation of this node, for which the kernel may be waiting. An implicit
+/// message would be lost, so that it is refused only if it adds to the answers.
+fn can_be_refused(packet: &HeaderPacket) -> bool {
+    let HeaderPacket { trusted, .. } = packet;
+    let is_request = matches!(trusted.kind, message::PUT | message::GET);
+    is_request && (needs_answer(packet) || !has_flag(trusted, trusted_flag::IMPLICIT))
+}
+
 impl Firmware {
     /// Handles the header of a message.
     pub(super) fn handle_header<C: Chip>(
@@ -295,7 +313,7 @@ impl Node {
     }
 
     /// Accepts a message for a process in host-based mode: reports it to the kernel, if its event
-    /// queue has room for that and for the end of the data.
+    /// queue has room for that and for the end of the data, and the kernel takes the message.
     fn report_arrival<C: Chip>(
         &mut self,
         chip: &mut C,
@@ -303,7 +321,8 @@ impl Node {
         packet: &HeaderPacket,
         stream: Option<Stream>,
     ) -> Result<Acceptance, Halted> {
-        if !self.kernel.has_room(1 + u32::from(stream.is_some())) {
+        let has_room = self.kernel.has_room(1 + u32::from(stream.is_some()));
+        if !has_room || self.pairs.is_refused(packet.trusted.source_node) && can_be_refused(packet) {
             return Ok(Acceptance::Full);
         }
 
@@ -351,9 +370,7 @@ impl Node {
     ) -> Result<Acceptance, Halted> {
         let HeaderPacket { trusted, message: header, .. } = packet;
         chip.charge(costs::PORTALS_HEADER);
-        let needs_answer =
-            trusted.kind == message::GET || trusted.kind == message::PUT && header.options & option::ACK != 0;
-        if needs_answer && !self.has_room_for_answer(trusted.source_node) {
+        if needs_answer(packet) && !self.has_room_for_answer(trusted.source_node) {
             return Ok(Acceptance::Full);
         }
 

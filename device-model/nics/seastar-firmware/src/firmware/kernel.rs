@@ -142,6 +142,7 @@ pub(super) fn unused_fields_are_zero(command: &KernelCommand) -> bool {
             clear_pieces(&mut rest);
         }
         kernel_command::TAKE => {}
+        kernel_command::REFUSE | kernel_command::ADMIT => rest.node = 0,
         _ => return false,
     }
     rest == KernelCommand { kind: command.kind, ..KernelCommand::default() }

@@ -1,4 +1,4 @@
-//! State of each other node that is kept at all times: sequence numbers and three bits.
+//! State of each other node that is kept at all times: sequence numbers and four bits.
 
 use alloc::{boxed::Box, vec};
 
@@ -64,13 +64,15 @@ pub(super) struct Pairs {
     seen: Bits,
     /// Nodes that the next message to them resynchronises.
     resynchronize: Bits,
+    /// Nodes whose puts and gets the kernel does not take at present.
+    refused: Bits,
     /// The state of the receiver that all nodes share.
     pressure: Pressure,
 }
 
 impl Pairs {
-    /// Bits of scratch memory for each node: two sequence numbers, and a bit in each of three sets.
-    const BITS_PER_NODE: usize = 2 * 16 + 3;
+    /// Bits of scratch memory for each node: two sequence numbers, and a bit in each of four sets.
+    const BITS_PER_NODE: usize = 2 * 16 + 4;
 
     /// Allocates the state of all nodes.
     pub(super) fn new(nodes: u32, scratch: &mut Scratch) -> Result<Self, NoSpace> {
@@ -83,6 +85,7 @@ impl Pairs {
             abnormal: Bits::new(nodes),
             seen: Bits::new(nodes),
             resynchronize: Bits::new(nodes),
+            refused: Bits::new(nodes),
             pressure: Pressure::default(),
         })
     }
@@ -105,6 +108,16 @@ impl Pairs {
     /// number it expects.
     pub(super) fn resynchronize(&mut self, node: u32) {
         self.resynchronize.set(node, true);
+    }
+
+    /// Records whether the kernel takes puts and gets of a node.
+    pub(super) fn set_refused(&mut self, node: u32, is_refused: bool) {
+        self.refused.set(node, is_refused);
+    }
+
+    /// Returns whether the kernel takes no puts and gets of a node at present.
+    pub(super) fn is_refused(&self, node: u32) -> bool {
+        self.refused.get(node)
     }
 
     /// Returns the receiver's side of a pair.

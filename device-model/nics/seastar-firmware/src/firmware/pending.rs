@@ -78,6 +78,11 @@ impl Pending {
         &self.flight
     }
 
+    /// Returns whether the message answers one of its target.
+    fn is_answer(&self) -> bool {
+        matches!(self.packet.trusted.kind, message::REPLY | message::PORTALS_ACK)
+    }
+
     /// Returns whether the message is complete when it has been transmitted.
     pub(super) fn is_implicit(&self) -> bool {
         self.flight.is_implicit()
@@ -162,21 +167,40 @@ impl Pendings {
         let chain = chain_of(pending.node, pending.flight.sequence());
         *entry = None;
         self.free.push(slot.0);
+        self.unchain(slot, chain, following);
+        Some(removed)
+    }
 
-        let head = self.chains.get_mut(chain)?;
+    /// Takes a message out of a chain of the hash table. `following` is the next one there.
+    fn unchain(&mut self, slot: Slot, chain: usize, following: u16) {
+        let Some(head) = self.chains.get_mut(chain) else { return };
         if *head == slot.0 {
             *head = following;
-            return Some(removed);
+            return;
         }
         let mut next = *head;
         while let Some(other) = self.get_mut(Slot(next)) {
             if other.chain == slot.0 {
                 other.chain = following;
-                break;
+                return;
             }
             next = other.chain;
         }
-        Some(removed)
+    }
+
+    /// Gives a message another sequence number.
+    fn renumber(&mut self, slot: Slot, sequence: Sequence<WIRE_MODULUS>) {
+        let Some(pending) = self.get(slot) else { return };
+        let (node, following) = (pending.node, pending.chain);
+        self.unchain(slot, chain_of(node, pending.flight.sequence()), following);
+
+        let Some(head) = self.chains.get_mut(chain_of(node, sequence)) else { return };
+        let following = core::mem::replace(head, slot.0);
+        if let Some(pending) = self.get_mut(slot) {
+            pending.flight.set_sequence(sequence);
+            pending.packet.trusted.sequence = sequence.value();
+            pending.chain = following;
+        }
     }
 
     /// Returns all messages.
@@ -206,6 +230,13 @@ fn chain_of(node: u32, sequence: Sequence<WIRE_MODULUS>) -> usize {
     (node.wrapping_mul(31).wrapping_add(u32::from(sequence.value()))) as usize % CHAINS
 }
 
+impl ToNode<'_> {
+    /// Returns whether a message answers one of the node.
+    pub(super) fn is_answer(&self, slot: Slot) -> bool {
+        self.pendings.get(slot).is_some_and(Pending::is_answer)
+    }
+}
+
 /// The messages to a node.
 pub(super) struct ToNode<'a> {
     pendings: &'a mut Pendings,
@@ -221,6 +252,10 @@ impl Flights<WIRE_MODULUS> for ToNode<'_> {
     #[inline]
     fn flight_mut(&mut self, slot: Slot) -> Option<&mut Flight<WIRE_MODULUS>> {
         self.pendings.get_mut(slot).map(|pending| &mut pending.flight)
+    }
+
+    fn renumber(&mut self, slot: Slot, sequence: Sequence<WIRE_MODULUS>) {
+        self.pendings.renumber(slot, sequence);
     }
 
     fn find(&self, sequence: Sequence<WIRE_MODULUS>) -> Option<Slot> {

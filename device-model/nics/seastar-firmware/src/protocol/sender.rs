@@ -76,6 +76,11 @@ impl<const MODULUS: u32> Flight<MODULUS> {
         self.sequence
     }
 
+    /// Gives the message another sequence number.
+    pub(crate) const fn set_sequence(&mut self, sequence: Sequence<MODULUS>) {
+        self.sequence = sequence;
+    }
+
     /// Returns whether the transmit DMA engine has the message.
     #[must_use]
     #[inline]
@@ -97,6 +102,13 @@ impl<const MODULUS: u32> Flight<MODULUS> {
         self.resynchronizes
     }
 
+    /// Returns whether the message may change its place: the receiver has answered all of its
+    /// transmissions, and has taken none.
+    fn is_movable(&self) -> bool {
+        let is_idle = self.verdict == Verdict::Waiting && self.unanswered == 0 && !self.in_engine;
+        is_idle && !self.is_implicit && !self.resynchronizes
+    }
+
     /// Returns whether the receiver is known to have taken the message.
     #[must_use]
     #[inline]
@@ -115,6 +127,13 @@ pub trait Flights<const MODULUS: u32> {
 
     /// Returns the message with a sequence number.
     fn find(&self, sequence: Sequence<MODULUS>) -> Option<Slot>;
+
+    /// Gives a message another sequence number.
+    fn renumber(&mut self, slot: Slot, sequence: Sequence<MODULUS>) {
+        if let Some(flight) = self.flight_mut(slot) {
+            flight.sequence = sequence;
+        }
+    }
 }
 
 /// An acknowledgement of flow control.
@@ -299,6 +318,80 @@ impl Sender {
                 Reaction::Ended
             }
         }
+    }
+
+    /// Lets messages that must be transmitted again overtake others: those for which `overtakes`
+    /// holds go first. The order within both kinds stays. Numbers belong to places: each message
+    /// gets the number of its new place, which the receiver expects there. Returns whether a message
+    /// has overtaken another.
+    ///
+    /// It does nothing unless the receiver has refused all of the messages whenever they were
+    /// transmitted.
+    pub fn let_overtake<const MODULUS: u32, F: Flights<MODULUS>>(
+        &mut self,
+        flights: &mut F,
+        overtakes: impl Fn(&F, Slot) -> bool,
+    ) -> bool {
+        self.reorder(flights, overtakes).is_some()
+    }
+
+    /// Does the work of [`Self::let_overtake`]. Returns `None` if nothing has changed.
+    fn reorder<const MODULUS: u32, F: Flights<MODULUS>>(
+        &mut self,
+        flights: &mut F,
+        overtakes: impl Fn(&F, Slot) -> bool,
+    ) -> Option<()> {
+        let first = self.cursor.filter(|_| self.fail_before.is_none())?;
+        let mut sequence = flights.flight(first)?.sequence;
+        let (mut next, mut others_are_in_front, mut is_due) = (Some(first), false, false);
+        while let Some(slot) = next {
+            let flight = flights.flight(slot).filter(|flight| flight.is_movable())?;
+            next = flight.next;
+            let goes_first = overtakes(flights, slot);
+            is_due |= goes_first && others_are_in_front;
+            others_are_in_front |= !goes_first;
+        }
+        if !is_due {
+            return None;
+        }
+
+        let mut before = self.head.filter(|head| *head != first);
+        while let Some(slot) = before
+            && flights.flight(slot)?.next != Some(first)
+        {
+            before = flights.flight(slot)?.next;
+        }
+
+        // The first and the last message of each kind.
+        let mut kinds: [Option<(Slot, Slot)>; 2] = [None; 2];
+        next = Some(first);
+        while let Some(slot) = next {
+            let [overtaking, overtaken] = &mut kinds;
+            let kind = if overtakes(flights, slot) { overtaking } else { overtaken };
+            next = flights.flight_mut(slot)?.next.take();
+            if let Some((_, last)) = kind {
+                flights.flight_mut(*last)?.next = Some(slot);
+                *last = slot;
+            } else {
+                *kind = Some((slot, slot));
+            }
+        }
+
+        let [Some((new_first, last_overtaking)), Some((overtaken, last))] = kinds else { return None };
+        flights.flight_mut(last_overtaking)?.next = Some(overtaken);
+        match before {
+            Some(before) => flights.flight_mut(before)?.next = Some(new_first),
+            None => self.head = Some(new_first),
+        }
+        (self.cursor, self.tail) = (Some(new_first), Some(last));
+
+        next = Some(new_first);
+        while let Some(slot) = next {
+            flights.renumber(slot, sequence);
+            sequence = sequence.next();
+            next = flights.flight(slot)?.next;
+        }
+        Some(())
     }
 
     /// Fails all messages in the send queue, unless they were taken: the incarnation of the target

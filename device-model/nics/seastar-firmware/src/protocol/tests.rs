@@ -90,6 +90,32 @@ fn refused_message_and_all_behind_it_are_repeated_in_order() {
 }
 
 #[test]
+fn message_overtakes_refused_ones_once_all_their_transmissions_are_answered() {
+    let (mut sender, mut flights) = transmitted(4);
+    let is_last = |_: &Array, slot: Slot| slot == Slot(3);
+    respond(&mut sender, &mut flights, Response::Ack, 1);
+    assert!(!sender.let_overtake(&mut flights, is_last), "nothing was refused");
+    for value in 2..=4 {
+        assert!(!sender.let_overtake(&mut flights, is_last), "number {value} is not answered");
+        respond(&mut sender, &mut flights, Response::Nack, value);
+    }
+
+    assert!(sender.let_overtake(&mut flights, is_last));
+    assert!(!sender.let_overtake(&mut flights, is_last), "it is in front already");
+    for (value, slot) in [(2, 3), (3, 1), (4, 2)] {
+        assert_eq!(sender.next_to_transmit(&flights), Some(Slot(slot)));
+        assert_eq!(flights.find(number(value)), Some(Slot(slot)));
+        sender.begin_transmission(&mut flights, Slot(slot));
+        sender.transmitted(&mut flights, Slot(slot));
+        respond(&mut sender, &mut flights, Response::Ack, value);
+    }
+    for slot in [0, 3, 1, 2] {
+        assert_eq!(sender.pop_ended(&mut flights), Some((Slot(slot), Outcome::Taken)));
+    }
+    assert_eq!((sender.count(), sender.pop_ended(&mut flights)), (0, None));
+}
+
+#[test]
 fn refused_message_is_sent_whole_before_it_is_repeated() {
     let mut sender = Sender::default();
     let mut flights = Array([Some(Flight::new(number(1), true)), None, None, None]);

@@ -1,7 +1,7 @@
 //! Flow control as a node shows it: pauses, limits, and firmware without it.
 
 use nicforge_hwi::seastar::{
-    KernelCommand, MAX_IN_FLIGHT, code, event, kernel_command, kernel_event, message,
+    KernelCommand, MAX_IN_FLIGHT, code, event, kernel_command, kernel_event, message, option,
 };
 use nicforge_seastar_firmware::{
     chip::MAX_TRANSMISSIONS,
@@ -234,4 +234,54 @@ fn node_to_which_nothing_was_sent_yet_is_not_silent() {
     assert_eq!(network.nodes[0].firmware.statistics().timeouts, 0);
     network.settle();
     assert_eq!(network.nodes[0].firmware.statistics().timeouts, 1);
+}
+
+#[test]
+fn nodes_whose_processes_flood_each_other_answer_all() {
+    for (nodes, processes) in [(2, 1), (2, 2), (2, 4), (3, 1), (3, 2)] {
+        flood_in_a_circle(nodes, processes, false);
+        flood_in_a_circle(nodes, processes, true);
+    }
+}
+
+/// Lets the processes of each node put to those of the next one, or get from them, as often as
+/// there is room. Checks that all requests are answered.
+fn flood_in_a_circle(nodes: u32, processes: u16, is_get: bool) {
+    let settings = Settings { processes, ..Settings::default() };
+    let mut network = Network::with(nodes, 4, u64::from(processes), settings);
+    let all: Vec<_> =
+        (0..nodes).flat_map(|node| (0..processes).map(move |process| (node, process))).collect();
+    (0..nodes).for_each(|node| network.boot(node));
+    for &(node, process) in &all {
+        network.start(node, process);
+        network.receive_all(node, process);
+    }
+    network.settle();
+
+    // All nodes fill their pools before anything moves.
+    let mut requests = 0;
+    for &(node, process) in &all {
+        let descriptor = network.bind(node, process);
+        let put = Put { process, options: option::ACK, ..Put::new((node + 1) % nodes, 2, 8) };
+        let mut request = || match is_get {
+            true => network.get(node, process, descriptor, put),
+            false => network.put(node, process, descriptor, put),
+        };
+        while request() == code::OK {
+            requests += 1;
+            assert!(requests < 10_000, "there is no limit");
+        }
+    }
+
+    let (mut answers, mut failures) = (0, 0);
+    network.settle_with(|network| {
+        for &(node, process) in &all {
+            for taken in network.events(node, process) {
+                answers += u32::from(matches!(taken.kind, event::ACK | event::REPLY_END));
+                failures += u32::from(taken.failure != 0);
+            }
+        }
+    });
+    assert_eq!((answers, failures), (requests, 0), "{nodes} nodes, {processes} processes, gets: {is_get}");
+    assert!(network.nodes.iter().all(|node| node.firmware.pending() == 0));
 }

@@ -250,3 +250,57 @@ fn nodes_that_send_to_each_other_until_there_is_no_space_deliver_all() {
         assert_eq!(kinds.iter().filter(|event| **event == (kind, 0)).count() as u32, sent);
     }
 }
+
+#[test]
+fn a_refused_node_waits_alone_and_its_answers_are_taken() {
+    let mut network = Network::new(3, 4, 5);
+    for node in 0..3 {
+        network.boot(node);
+        network.start_host_based(node, 1);
+    }
+    network.settle();
+    // The sender's timer never lets the network come to rest while a message waits.
+    let arrived = |network: &mut Network| {
+        for _ in 0..2000 {
+            network.step();
+        }
+        let events = network.kernel_events(0);
+        let taken = KernelCommand { kind: kernel_command::TAKE, ..KernelCommand::default() };
+        network.kernel(0, taken);
+        events.iter().map(|event| (event.packet.trusted.source_node, event.packet.trusted.kind)).collect()
+    };
+    let send = |network: &mut Network, node, kind| {
+        let command = KernelCommand { target: 1, message: kind, ..Network::host_send(7, 1, 0, SEND, 8) };
+        assert_eq!(network.kernel(node, command).code, code::OK);
+    };
+    let set = |network: &mut Network, kind, node| {
+        network.kernel(0, KernelCommand { kind, node, ..KernelCommand::default() }).code
+    };
+
+    assert_eq!(set(&mut network, kernel_command::REFUSE, 3), code::PROCESS_INVALID);
+    assert_eq!(set(&mut network, kernel_command::REFUSE, 1), code::OK);
+    send(&mut network, 1, message::REPLY);
+    send(&mut network, 1, message::PORTALS_ACK);
+    let found: Vec<_> = arrived(&mut network);
+    assert_eq!(found, [(1, message::REPLY), (1, message::PORTALS_ACK)]);
+
+    send(&mut network, 1, message::PUT);
+    send(&mut network, 1, message::GET);
+    send(&mut network, 2, message::PUT);
+    send(&mut network, 2, message::GET);
+    let found: Vec<_> = arrived(&mut network);
+    assert_eq!(found, [(2, message::PUT), (2, message::GET)]);
+    assert!(network.nodes[1].firmware.pending() == 2 && network.nodes[2].firmware.pending() == 0);
+
+    // An answer overtakes the requests that wait.
+    send(&mut network, 1, message::REPLY);
+    network.settle_until(|network| network.nodes[1].firmware.pending() == 2);
+    let found: Vec<_> = arrived(&mut network);
+    assert_eq!(found, [(1, message::REPLY)]);
+
+    assert_eq!(set(&mut network, kernel_command::ADMIT, 1), code::OK);
+    network.settle();
+    let found: Vec<_> = arrived(&mut network);
+    assert_eq!(found, [(1, message::PUT), (1, message::GET)]);
+    assert!(network.nodes.iter().all(|node| node.firmware.pending() == 0));
+}

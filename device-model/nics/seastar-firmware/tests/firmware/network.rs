@@ -239,6 +239,20 @@ impl Network {
         panic!("the network does not settle");
     }
 
+    /// Performs random steps, and advances the clocks now and then, until a condition holds.
+    pub(crate) fn settle_until(&mut self, condition: impl Fn(&Self) -> bool) {
+        for round in 0..4_000_000_u64 {
+            if condition(self) {
+                return;
+            }
+            self.step();
+            if round % 400 == 0 {
+                self.advance();
+            }
+        }
+        panic!("the condition is not met");
+    }
+
     /// Tries each step once. Returns whether one of them changed something.
     fn sweep(&mut self) -> bool {
         let mut moved = false;
@@ -554,8 +568,17 @@ impl Network {
 
     /// Posts a put. Returns the code of the result.
     pub(crate) fn put(&mut self, node: u32, process: u16, descriptor: u32, put: Put) -> u32 {
+        self.request(command::PUT, node, process, descriptor, put)
+    }
+
+    /// Posts a get, with the fields of a put. Returns the code of the result.
+    pub(crate) fn get(&mut self, node: u32, process: u16, descriptor: u32, put: Put) -> u32 {
+        self.request(command::GET, node, process, descriptor, Put { options: 0, ..put })
+    }
+
+    fn request(&mut self, kind: u16, node: u32, process: u16, descriptor: u32, put: Put) -> u32 {
         let command = Command {
-            kind: command::PUT,
+            kind,
             handle: descriptor,
             local_offset: put.local_offset,
             length: put.length,

@@ -3,7 +3,7 @@
 use core::cmp::Reverse;
 
 use super::{Outbox, Work, send_queues::WorkState};
-use crate::chip::MAX_TRANSMISSIONS;
+use crate::{chip::MAX_TRANSMISSIONS, firmware::pending::ToNode};
 
 impl Outbox {
     /// Handles one send queue with work: takes an ended message out, or starts the next one.
@@ -23,6 +23,10 @@ impl Outbox {
     }
 
     /// Makes the send queue ready whose back-off ends first, if its end has come.
+    ///
+    /// Answers overtake the puts and gets that were refused. The receiver may be full of answers to
+    /// this node, which wait behind requests that this node refuses for the same reason: nodes that
+    /// refuse each other in a circle would wait for ever.
     #[cold]
     fn end_due_pause(&mut self, now: u64) {
         if let Some(Reverse((time, index))) = self.paused.peek().copied()
@@ -31,6 +35,8 @@ impl Outbox {
             self.paused.pop();
             if let Some(send_queue) = self.send_queues.get_mut(usize::from(index)).and_then(Option::as_mut) {
                 send_queue.paused_until = None;
+                let mut messages = self.pendings.to(send_queue.node);
+                send_queue.sender.let_overtake(&mut messages, ToNode::is_answer);
             }
             self.make_ready(index);
         }
