@@ -11,6 +11,8 @@ use std::{
 };
 
 use crate::common::*;
+use nicforge_core::machine::Machine;
+use nicforge_engine::{Engine, EngineConfig, Stop};
 use nicforge_shm::{Access, Producer, SharedCells};
 use nicforge_vfio_user::{
     Client, DmaUnmap, Errno, IrqAction, IrqPayload, PCI_INTX_IRQ, PCI_MSIX_IRQ,
@@ -23,6 +25,13 @@ const WINDOW_BAR: u32 = 1;
 const WINDOW: u64 = 0x1_0000;
 /// The posted-write ring: 64 cells.
 const RING_BYTES: u64 = 64 * 64;
+
+/// Returns an engine with a machine of one node.
+fn engine(config: EngineConfig) -> Engine {
+    let mut machine = Machine::new();
+    machine.add_function("node", Box::<TestDevice>::default()).unwrap();
+    Engine::new(machine, config).unwrap()
+}
 
 both_loops! {
     fn registers_are_read_and_written(config) {
@@ -287,6 +296,37 @@ both_loops! {
         let snapshot = served.wait_until_free(A);
 
         assert_eq!((counter(&snapshot, "sent"), counter(&snapshot, "closed")), (1, 1));
+    }
+
+    fn a_client_that_closed_right_before_the_end_of_the_engine_was_not_evicted(config) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut engine = engine(config);
+        for (attachment, name) in [(A, "a"), (B, "b")] {
+            engine.listen(FUNCTION, attachment, folder.path().join(name)).unwrap();
+        }
+
+        let (stop, handle) = (Stop::new().unwrap(), engine.handle());
+        let engine = std::thread::spawn({
+            let stop = stop.clone();
+            move || {
+                engine.run(&stop).unwrap();
+                engine
+            }
+        });
+        let [closed, open] = ["a", "b"].map(|name| Client::connect(folder.path().join(name), LONG).unwrap());
+
+        // On the engine's thread, so that it sees the closed connection only at its end.
+        handle
+            .call(LONG, move |_| {
+                drop(closed);
+                stop.stop();
+            })
+            .unwrap();
+        let counters = engine.join().unwrap().machine_mut().counters(FUNCTION);
+
+        let value = |name| counters.iter().find(|counter| counter.name == name).unwrap().value;
+        assert_eq!((value("closed"), value("evicted")), (1, 1));
+        assert_ended(&open);
     }
 
     fn stopping_the_engine_removes_the_sockets(config) {
