@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     directory::{Directory, SocketFile},
+    escape,
     failure::{ErrorContext, Failure, program},
     stat::MachineSnapshot,
 };
@@ -81,7 +82,19 @@ pub enum Response {
     },
 }
 
-/// Sends a request to the machine that is served in `directory`, and waits for the answer.
+impl Response {
+    /// Puts each text in one line without control characters.
+    fn escape_texts(&mut self) {
+        match self {
+            Self::Stat(snapshot) => snapshot.escape_texts(),
+            Self::Done => {}
+            Self::Refused { message, is_usage_error: _ } => escape::put_in_one_line(message),
+        }
+    }
+}
+
+/// Sends a request to the machine that is served in `directory`, and waits for the answer. Its
+/// texts can be printed, whoever has answered.
 pub fn ask(directory: &Directory, request: &Request) -> Result<Response, Failure> {
     let path = directory.control_socket();
     let description = || {
@@ -104,8 +117,10 @@ pub fn ask(directory: &Directory, request: &Request) -> Result<Response, Failure
     let mut answer = Vec::new();
     stream.take(MAX_RESPONSE).read_to_end(&mut answer).context(description)?;
 
-    serde_json::from_slice(&answer)
-        .context(|| "the server's answer can't be read; is it another version?".into())
+    let mut response: Response = serde_json::from_slice(&answer)
+        .context(|| "the server's answer can't be read; is it another version?".into())?;
+    response.escape_texts();
+    Ok(response)
 }
 
 /// Answers requests on a thread of its own. Dropping it removes the socket and tells the thread to

@@ -19,6 +19,7 @@ pub mod control;
 pub mod demo;
 pub mod descriptors;
 pub mod directory;
+pub mod escape;
 pub mod failure;
 pub mod lines;
 pub mod log;
