@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nicforge_engine::{EngineError, Listener};
+use nicforge_engine::{EngineError, Listener, SocketAccess, SocketFile, SocketPlace};
 use nicforge_vfio_user::socket::connect_within;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -28,7 +28,7 @@ use nix::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    directory::{Directory, SocketFile},
+    directory::Directory,
     escape,
     failure::{ErrorContext, Failure, program},
     stat::MachineSnapshot,
@@ -132,25 +132,26 @@ pub struct ControlServer {
 }
 
 impl ControlServer {
-    /// Serves `path`. A socket that a dead server left behind is replaced. A live one is an error.
+    /// Serves a socket at a place. One that a dead server left behind is replaced. A live one is an
+    /// error.
     ///
     /// # Errors
-    /// Returns a [`Failure`] of the environment when `path` is in use, or when no descriptor or
+    /// Returns a [`Failure`] of the environment when the place is in use, or when no descriptor or
     /// thread is available.
     pub fn start(
-        path: &Path,
+        place: SocketPlace,
         answer: impl Fn(Request) -> Response + Send + 'static,
     ) -> Result<Self, Failure> {
-        let listener = Listener::bind(path).map_err(|error| match error {
-            EngineError::SocketInUse { .. } => Failure::environment(format!(
+        let listener = Listener::bind_at(place, SocketAccess::default()).map_err(|error| match error {
+            EngineError::SocketInUse { path } => Failure::environment(format!(
                 "a machine is served already in {}; stop it or choose another --dir",
                 // The socket is in `admin/` of the machine's directory.
-                path.parent().and_then(Path::parent).unwrap_or(path).display()
+                path.parent().and_then(Path::parent).unwrap_or(&path).display()
             )),
             error => Failure::environment(error.to_string()),
         })?;
 
-        let file = SocketFile::of(path)?;
+        let file = listener.file().clone();
 
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         let stop = Arc::new(

@@ -219,6 +219,10 @@ fn run_command(
 fn copy_logs(from: &Path, to: &Path) -> Result<(), Failure> {
     for entry in std::fs::read_dir(from).context(|| from.display().to_string())? {
         let entry = entry.context(|| from.display().to_string())?;
+        // The outer guest can make links here, which could lead to any file of the host.
+        if !entry.file_type().is_ok_and(|kind| kind.is_file()) {
+            continue;
+        }
         std::fs::copy(entry.path(), to.join(entry.file_name())).context(|| to.display().to_string())?;
     }
     Ok(())

@@ -7,18 +7,21 @@
 )]
 
 use std::{
-    io::{Read, Write},
+    io::{BufRead, BufReader, Read, Write},
     os::unix::{
         fs::{MetadataExt, PermissionsExt},
         net::UnixStream,
     },
     path::{Path, PathBuf},
+    process::Stdio,
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use nix::{
     errno::Errno,
     libc,
-    unistd::{getegid, geteuid},
+    sys::signal::{Signal, kill},
+    unistd::{Pid, getegid, geteuid},
 };
 
 use super::{machine, nicforge, output, server::Server, text};
@@ -129,6 +132,66 @@ fn a_socket_of_a_group_admits_members_by_primary_or_other_group() {
     std::fs::set_permissions(server.socket("cn0.core2"), std::fs::Permissions::from_mode(0o777)).unwrap();
 
     assert_eq!(try_connect(BOB, &many[..100], server.socket("cn0.core2")), Err(Errno::ECONNRESET));
+}
+
+/// As the owner of a directory, replaces `m` in it by a link to a directory of another user again
+/// and again, until it is told to stop. Every second time it waits until `m` has a directory in it.
+fn exchange_until(stop: &AtomicBool, folder: &Path, target: &Path) {
+    become_user(ALICE, &[]);
+    let (path, moved) = (folder.join("m"), folder.join("moved"));
+    let mut number = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let Ok(metadata) = path.symlink_metadata() else { continue };
+        // Each call fails when the server was faster.
+        if metadata.is_symlink() {
+            let _ = std::fs::remove_file(&path);
+        } else if metadata.nlink() >= 2 + number % 2
+            && std::fs::rename(&path, moved.with_extension(number.to_string())).is_ok()
+        {
+            let _ = std::os::unix::fs::symlink(target, &path);
+            number += 1;
+        }
+    }
+}
+
+#[test]
+fn owner_of_the_parent_directory_leads_the_server_to_no_other_file() {
+    const STARTS: usize = 30;
+    if !is_root() {
+        return;
+    }
+
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o7777;
+    let (folder, precious) = (searchable_folder(), tempfile::tempdir().unwrap());
+    let of_alice = folder.path().join("alice");
+    std::fs::create_dir(&of_alice).unwrap();
+    std::os::unix::fs::chown(&of_alice, Some(ALICE), Some(ALICE)).unwrap();
+    std::fs::set_permissions(precious.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let stop = AtomicBool::new(false);
+
+    std::thread::scope(|scope| {
+        scope.spawn(|| exchange_until(&stop, &of_alice, precious.path()));
+        for _ in 0..STARTS {
+            let mut child =
+                nicforge(&["serve", &machine("proof.toml"), "--socket-owner", &ALICE.to_string()])
+                    .arg("--dir")
+                    .arg(of_alice.join("m"))
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::null())
+                    .spawn()
+                    .unwrap();
+            // A server that serves prints a line, and one that is refused ends.
+            let mut reader = BufReader::new(child.stdout.take().unwrap());
+            reader.read_line(&mut String::new()).unwrap();
+            kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+            super::wait(&mut child);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+
+    assert_eq!(mode(precious.path()), 0o700);
+    let left: Vec<_> = std::fs::read_dir(precious.path()).unwrap().flatten().collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]
