@@ -323,7 +323,7 @@ pub fn main(
 ) -> Result<u8, Failure> {
     let signals = Signals::block().context(|| "signals".into())?;
     let (machine, built) = build_plan(&read_plan(machine, families)?)?;
-    let served = Served::start_for(machine, built, &options.for_untrusted(), owners, groups)?;
+    let served = Served::start_for(machine, built, options, owners, groups)?;
     print_line(startup_text(&served))?;
 
     loop {

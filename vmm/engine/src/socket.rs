@@ -62,6 +62,16 @@ impl SocketAccess {
     }
 }
 
+/// A client that may use a socket, as it was when it connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its process.
+    pub pid: i32,
+    /// Whether it belongs to another user than the server's own and root. The socket's owner or
+    /// group lets such a client in.
+    pub is_foreign: bool,
+}
+
 /// The place of a socket's file: a name in a directory that is held open.
 ///
 /// The directory is not looked up again. A user who can rename a directory on the way to the socket
@@ -275,18 +285,20 @@ impl Listener {
         }
     }
 
-    /// Returns the process id of a client that may use the socket: a client of the server's user,
-    /// of root, or of the configured owner or group. The result is `None` for any other client. The
-    /// credentials are those that the client had when it connected.
-    pub fn authorize(&self, client: &OwnedFd) -> Option<i32> {
+    /// Returns a client that may use the socket: a client of the server's user, of root, or of the
+    /// configured owner or group. The result is `None` for any other client. The credentials are
+    /// those that the client had when it connected.
+    pub fn authorize(&self, client: &OwnedFd) -> Option<Peer> {
         let peer = getsockopt(client, sockopt::PeerCredentials).ok()?;
-        let is_owner = |uid: Uid| uid.is_root() || uid == geteuid() || self.access.owner == Some(uid);
+        let user = Uid::from_raw(peer.uid());
+        let is_foreign = !user.is_root() && user != geteuid();
         let is_member = |group: Gid| {
             peer.gid() == group.as_raw()
                 || peer_groups(client.as_fd()).is_ok_and(|groups| groups.contains(&group.as_raw()))
         };
-        let is_allowed = is_owner(Uid::from_raw(peer.uid())) || self.access.group.is_some_and(is_member);
-        is_allowed.then(|| peer.pid())
+        let is_allowed =
+            !is_foreign || self.access.owner == Some(user) || self.access.group.is_some_and(is_member);
+        is_allowed.then(|| Peer { pid: peer.pid(), is_foreign })
     }
 }
 

@@ -8,20 +8,28 @@
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
-    os::unix::{
-        fs::{MetadataExt, PermissionsExt},
-        net::UnixStream,
+    os::{
+        fd::AsFd,
+        unix::{
+            fs::{MetadataExt, PermissionsExt},
+            net::UnixStream,
+        },
     },
     path::{Path, PathBuf},
     process::Stdio,
     sync::atomic::{AtomicBool, Ordering},
+    time::Instant,
 };
 
+use nicforge_vfio_user::{Client, DMA_FLAG_READ, DMA_FLAG_WRITE, DmaMap};
 use nix::{
     errno::Errno,
     libc,
-    sys::signal::{Signal, kill},
-    unistd::{Pid, getegid, geteuid},
+    sys::{
+        memfd::{MFdFlags, memfd_create},
+        signal::{Signal, kill},
+    },
+    unistd::{Pid, ftruncate, getegid, geteuid},
 };
 
 use super::{machine, nicforge, output, server::Server, text};
@@ -132,6 +140,74 @@ fn a_socket_of_a_group_admits_members_by_primary_or_other_group() {
     std::fs::set_permissions(server.socket("cn0.core2"), std::fs::Permissions::from_mode(0o777)).unwrap();
 
     assert_eq!(try_connect(BOB, &many[..100], server.socket("cn0.core2")), Err(Errno::ECONNRESET));
+}
+
+/// Connects to a socket with the given credentials, if there are any, and maps a file of 512 MiB
+/// that no seal keeps from growing. Returns the client.
+fn map_guest_memory(user: Option<u32>, socket: PathBuf) -> Client {
+    let map = move || {
+        if let Some(user) = user {
+            become_user(user, &[]);
+        }
+        let client = Client::connect(socket, super::LIMIT).unwrap();
+        let memory = memfd_create(c"guest-memory", MFdFlags::MFD_CLOEXEC).unwrap();
+        ftruncate(&memory, 512 << 20).unwrap();
+        let flags = DMA_FLAG_READ | DMA_FLAG_WRITE;
+        client
+            .dma_map(DmaMap { flags, offset: 0, address: 0, size: 512 << 20 }, Some(memory.as_fd()))
+            .unwrap();
+        client
+    };
+    std::thread::spawn(map).join().unwrap()
+}
+
+/// Returns the number of mappings of a guest's memory in a server.
+fn count_guest_memory(server: &Server) -> usize {
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", server.pid())).unwrap();
+    maps.lines().filter(|line| line.contains("memfd:guest-memory")).count()
+}
+
+#[test]
+fn unsealed_memory_of_the_servers_user_is_mapped_by_default() {
+    let server = serve(&[]);
+    let _client = map_guest_memory(None, server.socket("cn0.core0"));
+    assert_eq!(count_guest_memory(&server), 1);
+}
+
+#[test]
+fn unsealed_memory_of_another_user_is_not_mapped_and_the_log_names_the_option() {
+    if !is_root() {
+        return;
+    }
+
+    let folder = searchable_folder();
+    let log = folder.path().join("log");
+    let owner = ALICE.to_string();
+    let options = ["--socket-owner", &owner];
+    let server = Server::start_with_log(folder, Path::new(&machine("pset.toml")), &options, &log);
+
+    let _foreign = map_guest_memory(Some(ALICE), server.socket("cn0.core0"));
+    assert_eq!(count_guest_memory(&server), 0);
+    let deadline = Instant::now() + super::LIMIT;
+    while !std::fs::read_to_string(&log).unwrap().contains("--mapped-limit") {
+        assert!(Instant::now() < deadline, "{}", std::fs::read_to_string(&log).unwrap());
+        crate::pause();
+    }
+
+    // Root and the server's user have the other limit at the same sockets.
+    let _own = map_guest_memory(None, server.socket("cn0.core1"));
+    assert_eq!(count_guest_memory(&server), 1);
+}
+
+#[test]
+fn named_limit_holds_for_other_users_too() {
+    if !is_root() {
+        return;
+    }
+
+    let server = serve(&["--socket-owner", &ALICE.to_string(), "--mapped-limit", "1G"]);
+    let _client = map_guest_memory(Some(ALICE), server.socket("cn0.core0"));
+    assert_eq!(count_guest_memory(&server), 1);
 }
 
 /// As the owner of a directory, replaces `m` in it by a link to a directory of another user again
