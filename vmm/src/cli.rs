@@ -37,8 +37,9 @@ pub struct ServeOptions {
     #[arg(long, value_enum, value_name = "KIND", default_value_t = EventLoop::Auto)]
     pub event_loop: EventLoop,
     /// Bytes of files that each client may have mapped for DMA, such as 512M or 8G. Further memory
-    /// is accessed by DMA messages, which is slow. A guest's memory is one such file [default: 128M
-    /// for `serve`, and 8G for guests and programs that nicforge starts itself].
+    /// is accessed by DMA messages, which is slow. A guest's memory is one such file [default: 8G,
+    /// and 128M for clients of other users, which `serve --socket-owner` and `--socket-group` let
+    /// in].
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub mapped_limit: Option<u64>,
     /// Seconds from which on a system call of the engine for a client is charged to the client.
@@ -46,10 +47,6 @@ pub struct ServeOptions {
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, hide = true)]
     pub long_call: Option<Duration>,
 }
-
-/// Default bytes of files that each client may have mapped, for clients that others start. The
-/// limit bounds how long one client can hold the engine ([`Quotas::mapped_bytes`]).
-const UNTRUSTED_MAPPED_LIMIT: u64 = 128 << 20;
 
 /// Parses a number of bytes with an optional unit: K, M, G or T.
 fn parse_size(text: &str) -> Result<u64, String> {
@@ -68,21 +65,16 @@ fn parse_size(text: &str) -> Result<u64, String> {
 }
 
 impl ServeOptions {
-    /// Returns options for clients of one's own, with sockets in `dir` or in the default directory.
+    /// Returns options with sockets in `dir` or in the default directory.
     pub fn new(dir: Option<PathBuf>, event_loop: EventLoop) -> Self {
         Self { dir, event_loop, mapped_limit: None, long_call: None }
-    }
-
-    /// Returns these options for clients that others start, with a lower default limit.
-    pub(crate) fn for_untrusted(&self) -> Self {
-        Self { mapped_limit: self.mapped_limit.or(Some(UNTRUSTED_MAPPED_LIMIT)), ..self.clone() }
     }
 
     /// Returns the engine's configuration.
     pub(crate) fn engine(&self) -> EngineConfig {
         let mut quotas = Quotas::default();
         if let Some(limit) = self.mapped_limit {
-            quotas.mapped_bytes = limit;
+            quotas = Quotas { mapped_bytes: limit, foreign_mapped_bytes: limit, ..quotas };
         }
         if let Some(limit) = self.long_call {
             quotas.long_call = limit;
@@ -354,14 +346,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limit_of_mapped_bytes_is_low_for_clients_that_others_start_unless_it_is_named() {
-        let mapped_bytes = |options: &ServeOptions| options.engine().quotas.mapped_bytes;
-        let own = ServeOptions::new(None, EventLoop::Auto);
-        let named = ServeOptions { mapped_limit: Some(1 << 30), ..own.clone() };
+    fn limit_of_mapped_bytes_is_low_for_clients_of_other_users_unless_it_is_named() {
+        let limits = |options: &ServeOptions| {
+            let quotas = options.engine().quotas;
+            (quotas.mapped_bytes, quotas.foreign_mapped_bytes)
+        };
+        let usual = ServeOptions::new(None, EventLoop::Auto);
+        let named = ServeOptions { mapped_limit: Some(1 << 30), ..usual.clone() };
 
-        assert_eq!(mapped_bytes(&own), 8 << 30);
-        assert_eq!(mapped_bytes(&own.for_untrusted()), 128 << 20);
-        assert_eq!((mapped_bytes(&named), mapped_bytes(&named.for_untrusted())), (1 << 30, 1 << 30));
+        assert_eq!(limits(&usual), (8 << 30, 128 << 20));
+        assert_eq!(limits(&named), (1 << 30, 1 << 30));
     }
 
     #[test]

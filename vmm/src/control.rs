@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nicforge_engine::{EngineError, Listener};
+use nicforge_engine::{EngineError, Listener, SocketAccess, SocketFile, SocketPlace};
 use nicforge_vfio_user::socket::connect_within;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -28,7 +28,8 @@ use nix::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    directory::{Directory, SocketFile},
+    directory::Directory,
+    escape,
     failure::{ErrorContext, Failure, program},
     stat::MachineSnapshot,
 };
@@ -81,7 +82,19 @@ pub enum Response {
     },
 }
 
-/// Sends a request to the machine that is served in `directory`, and waits for the answer.
+impl Response {
+    /// Puts each text in one line without control characters.
+    fn escape_texts(&mut self) {
+        match self {
+            Self::Stat(snapshot) => snapshot.escape_texts(),
+            Self::Done => {}
+            Self::Refused { message, is_usage_error: _ } => escape::put_in_one_line(message),
+        }
+    }
+}
+
+/// Sends a request to the machine that is served in `directory`, and waits for the answer. Its
+/// texts can be printed, whoever has answered.
 pub fn ask(directory: &Directory, request: &Request) -> Result<Response, Failure> {
     let path = directory.control_socket();
     let description = || {
@@ -104,8 +117,10 @@ pub fn ask(directory: &Directory, request: &Request) -> Result<Response, Failure
     let mut answer = Vec::new();
     stream.take(MAX_RESPONSE).read_to_end(&mut answer).context(description)?;
 
-    serde_json::from_slice(&answer)
-        .context(|| "the server's answer can't be read; is it another version?".into())
+    let mut response: Response = serde_json::from_slice(&answer)
+        .context(|| "the server's answer can't be read; is it another version?".into())?;
+    response.escape_texts();
+    Ok(response)
 }
 
 /// Answers requests on a thread of its own. Dropping it removes the socket and tells the thread to
@@ -117,25 +132,26 @@ pub struct ControlServer {
 }
 
 impl ControlServer {
-    /// Serves `path`. A socket that a dead server left behind is replaced. A live one is an error.
+    /// Serves a socket at a place. One that a dead server left behind is replaced. A live one is an
+    /// error.
     ///
     /// # Errors
-    /// Returns a [`Failure`] of the environment when `path` is in use, or when no descriptor or
+    /// Returns a [`Failure`] of the environment when the place is in use, or when no descriptor or
     /// thread is available.
     pub fn start(
-        path: &Path,
+        place: SocketPlace,
         answer: impl Fn(Request) -> Response + Send + 'static,
     ) -> Result<Self, Failure> {
-        let listener = Listener::bind(path).map_err(|error| match error {
-            EngineError::SocketInUse { .. } => Failure::environment(format!(
+        let listener = Listener::bind_at(place, SocketAccess::default()).map_err(|error| match error {
+            EngineError::SocketInUse { path } => Failure::environment(format!(
                 "a machine is served already in {}; stop it or choose another --dir",
                 // The socket is in `admin/` of the machine's directory.
-                path.parent().and_then(Path::parent).unwrap_or(path).display()
+                path.parent().and_then(Path::parent).unwrap_or(&path).display()
             )),
             error => Failure::environment(error.to_string()),
         })?;
 
-        let file = SocketFile::of(path)?;
+        let file = listener.file().clone();
 
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         let stop = Arc::new(

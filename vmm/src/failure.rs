@@ -10,6 +10,7 @@ use nix::{
 use thiserror::Error;
 
 use crate::{
+    escape,
     lines::{PIPE_WRITE, Stream, is_writable},
     signals::Signals,
 };
@@ -106,17 +107,22 @@ pub fn counted(number: usize, noun: &str) -> String {
     format!("{number} {noun}{plural}")
 }
 
-/// Writes a line to standard output. A reader that has closed it, as in `nicforge stat ... | head`,
-/// ends the command without a message.
+/// Writes a line to standard output, with escapes for control characters. A reader that has closed
+/// it, as in `nicforge stat ... | head`, ends the command without a message.
 pub fn print_line(line: impl std::fmt::Display) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(output_failure)
+    writeln!(out, "{}", escape::lines(&line.to_string())).and_then(|()| out.flush()).map_err(output_failure)
 }
 
 /// Writes a line to standard output, as [`print_line`] does, unless one of `signals` comes while
-/// the output takes no bytes. Returns whether the line was written.
-pub fn print_line_unless_signalled(line: impl std::fmt::Display, signals: &Signals) -> Result<bool, Failure> {
-    let (text, out) = (format!("{line}\n"), std::io::stdout());
+/// the output takes no bytes. `start` comes first, as it is. Returns whether the line was written.
+pub fn print_line_unless_signalled(
+    start: &str,
+    line: impl std::fmt::Display,
+    signals: &Signals,
+) -> Result<bool, Failure> {
+    let (line, out) = (line.to_string(), std::io::stdout());
+    let text = format!("{start}{}\n", escape::lines(&line));
     let mut unwritten = text.as_bytes();
 
     while !unwritten.is_empty() {
@@ -151,12 +157,13 @@ fn output_failure(error: std::io::Error) -> Failure {
     }
 }
 
-/// Writes a line to standard error, if that is possible. An error here never changes how a command
-/// ends.
+/// Writes a line to standard error, with escapes for control characters, if that is possible. An
+/// error here never changes how a command ends.
 pub fn print_error(line: impl std::fmt::Display) {
     if is_writable(Stream::Error, WRITE_TIMEOUT) {
+        let text = format!("{}\n", escape::lines(&line.to_string()));
         // Standard error may be closed, or on a full disk.
-        let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+        let _ = std::io::stderr().write_all(text.as_bytes());
     }
 }
 

@@ -19,6 +19,7 @@ pub mod control;
 pub mod demo;
 pub mod descriptors;
 pub mod directory;
+pub mod escape;
 pub mod failure;
 mod host_load;
 pub mod lines;

@@ -21,6 +21,8 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
 };
 
+use crate::escape;
+
 /// The longest line that is passed on as one line, in bytes.
 const MAX_LINE: usize = 64 * 1024;
 /// The number of bytes that are read from a pipe at once.
@@ -42,7 +44,8 @@ pub enum Stream {
     Error,
 }
 
-/// Writes `name | line` to the stream that the line came from, one line at a time.
+/// Writes `name | line` to the stream that the line came from, one line at a time. The line is a
+/// program's own output, and stays as it is.
 pub struct Printer {
     /// Columns of the names.
     width: usize,
@@ -61,6 +64,7 @@ impl Printer {
     /// Writes a line. While the output is blocked, it calls `give_up` repeatedly. Once that returns
     /// true, this line and all later ones are dropped.
     pub fn line(&self, name: &str, stream: Stream, line: &str, give_up: &dyn Fn() -> bool) {
+        let name = escape::one_line(name);
         self.print(stream, &format!("{name:width$} | {line}\n", width = self.width), give_up);
     }
 

@@ -7,6 +7,7 @@
 
 use std::{
     backtrace::{Backtrace, BacktraceStatus},
+    fmt::{self, Debug},
     io::{self, Write},
     panic::{self, PanicHookInfo},
     sync::{
@@ -20,9 +21,16 @@ use std::{
 
 use nicforge_core::panic::text_of;
 use nix::sys::signal::{SigSet, SigmaskHow};
-use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
+use tracing::{Subscriber, field::Field};
+use tracing_subscriber::{
+    EnvFilter,
+    field::MakeExt,
+    fmt::{MakeWriter, format},
+    util::SubscriberInitExt,
+};
 
 use crate::{
+    escape,
     failure::{ErrorContext, Failure, program},
     lines::{Stream, is_writable},
 };
@@ -139,7 +147,7 @@ impl Log {
         let filter =
             EnvFilter::try_from_env("NICFORGE_LOG").unwrap_or_else(|_| EnvFilter::new(DEFAULT_LEVELS));
         let log = Self::start().context(|| "the log's thread".into())?;
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(log.queue()).init();
+        subscriber(log.queue(), filter).init();
         panic::set_hook(Box::new(log_panic));
         Ok(log)
     }
@@ -169,6 +177,27 @@ impl Log {
     /// Returns the writer for `tracing`.
     pub fn queue(&self) -> LogQueue {
         self.queue.clone()
+    }
+}
+
+/// Returns the subscriber that puts lines into a queue.
+fn subscriber(queue: LogQueue, filter: EnvFilter) -> impl Subscriber + Send + Sync {
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(queue)
+        .fmt_fields(format::debug_fn(write_field).delimited(" "))
+        .finish()
+}
+
+/// Writes a field of a line. Values may be of clients and guests, so each is put in one line without
+/// control characters. The message itself may have several lines, for a back-trace.
+fn write_field(writer: &mut format::Writer<'_>, field: &Field, value: &dyn Debug) -> fmt::Result {
+    let value = format!("{value:?}");
+    match field.name() {
+        "message" => writer.write_str(&escape::lines(&value)),
+        // These describe where a line of the crate `log` comes from.
+        name if name.starts_with("log.") => Ok(()),
+        name => write!(writer, "{name}={}", escape::one_line(&value)),
     }
 }
 
@@ -232,6 +261,21 @@ mod tests {
         assert_eq!(lines[0], "one\n");
         assert!(lines[1].contains("2 lines of the log were dropped"), "{lines:?}");
         assert_eq!(lines[2..], ["two\n"]);
+    }
+
+    #[test]
+    fn values_of_others_neither_forge_lines_nor_send_control_sequences() {
+        let (queue, receiver) = LogQueue::new(2);
+        let subscriber = subscriber(queue.clone(), EnvFilter::new("warn"));
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::warn!(reason = %"a\x1b[2J\u{9b}1m\nforged", pid = 7, "a client\nlost");
+        });
+        drop(queue);
+
+        let lines = written(&receiver);
+        let line = &lines[0];
+        assert!(line.contains("a client\nlost"), "{line}");
+        assert!(line.ends_with("reason=a\\u001b[2J\\u009b1m\\nforged pid=7\n"), "{line:?}");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use nicforge_core::{
     machine::Machine,
     spec::Identity,
 };
-use nicforge_engine::{Engine, EngineError, EngineHandle, SocketAccess, Stop};
+use nicforge_engine::{Engine, EngineError, EngineHandle, SocketAccess, SocketFile, SocketPlace, Stop};
 use nicforge_family::{Families, Plan};
 use nicforge_machine::{
     build::{Built, Node, NodeAttachment, build},
@@ -33,7 +33,7 @@ use crate::{
     cli::ServeOptions,
     control::ControlServer,
     descriptors,
-    directory::{Directory, SocketFile},
+    directory::{Directory, ServedDirectory},
     failure::{EXIT_HELD, ErrorContext, Failure, counted, print_line, program},
     signals::Signals,
     stat::MachineSnapshot,
@@ -49,7 +49,7 @@ pub struct Served {
     built: Arc<Built>,
     /// The PCI identity of each function, by its number.
     identities: Vec<Identity>,
-    directory: Directory,
+    directory: ServedDirectory,
     /// The files of the attachments' sockets.
     sockets: Vec<SocketFile>,
     /// The name of the engine's event loop.
@@ -66,7 +66,7 @@ pub struct Served {
 struct Endpoint {
     function: FunctionId,
     attachment: AttachmentId,
-    path: PathBuf,
+    place: SocketPlace,
     access: SocketAccess,
 }
 
@@ -159,7 +159,7 @@ impl Served {
     ) -> Result<Self, Failure> {
         let rules = SocketRules::new(owners, groups, &built)?;
         let path = options.dir.clone().unwrap_or_else(|| Directory::default_for(&built.name));
-        let directory = Directory::create(&path)?;
+        let directory = ServedDirectory::create(&path)?;
         if !rules.is_empty() {
             directory.allow_traversal(&rules.owners())?;
         }
@@ -170,7 +170,7 @@ impl Served {
     /// Starts the engine and the control socket in `directory`. When it fails, both end before the
     /// directory is removed.
     fn start_in(
-        directory: Directory,
+        directory: ServedDirectory,
         machine: Machine,
         built: Arc<Built>,
         options: &ServeOptions,
@@ -179,11 +179,10 @@ impl Served {
         let mut endpoints = Vec::new();
         for node in &built.nodes {
             for attachment in &node.attachments {
-                let path = directory.socket(&node.name, &attachment.name, attachment.admin)?;
                 endpoints.push(Endpoint {
                     function: attachment.function,
                     attachment: attachment.id,
-                    path,
+                    place: directory.place(&node.name, &attachment.name, attachment.admin)?,
                     access: rules.access_of(node, attachment),
                 });
             }
@@ -199,17 +198,16 @@ impl Served {
 
         // The control socket comes first, because it shows other servers that this one uses the
         // directory.
-        let control = ControlServer::start(&directory.control_socket(), {
+        let control = ControlServer::start(directory.control_place(), {
             let (built, handle) = (built.clone(), handle.clone());
             move |request| control::answer(&built, &handle, &request)
         })?;
 
         let mut sockets = Vec::new();
-        for Endpoint { function, attachment, path, access } in &endpoints {
-            engine
-                .listen_for(*function, *attachment, path, *access)
-                .context(|| format!("can't serve {}", path.display()))?;
-            sockets.push(SocketFile::of(path)?);
+        for Endpoint { function, attachment, place, access } in endpoints {
+            let path = place.path().to_owned();
+            let socket = engine.listen_at(function, attachment, place, access);
+            sockets.push(socket.context(|| format!("can't serve {}", path.display()))?);
         }
 
         let event_loop = engine.event_loop_name();
@@ -240,7 +238,7 @@ impl Served {
 
     /// Returns the directory of its sockets.
     pub fn directory(&self) -> &Directory {
-        &self.directory
+        self.directory.names()
     }
 
     /// Returns the name of the engine's event loop.
@@ -250,7 +248,7 @@ impl Served {
 
     /// Returns the socket of an attachment.
     pub fn socket(&self, node: &Node, attachment: &NodeAttachment) -> Result<PathBuf, Failure> {
-        self.directory.socket(&node.name, &attachment.name, attachment.admin)
+        self.directory.names().socket(&node.name, &attachment.name, attachment.admin)
     }
 
     /// Returns a snapshot of the machine's counters and clients.
@@ -325,7 +323,7 @@ pub fn main(
 ) -> Result<u8, Failure> {
     let signals = Signals::block().context(|| "signals".into())?;
     let (machine, built) = build_plan(&read_plan(machine, families)?)?;
-    let served = Served::start_for(machine, built, &options.for_untrusted(), owners, groups)?;
+    let served = Served::start_for(machine, built, options, owners, groups)?;
     print_line(startup_text(&served))?;
 
     loop {

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     control::{Request, Response, ask},
     directory::Directory,
+    escape,
     failure::{ErrorContext, Failure, counted, print_line, print_line_unless_signalled},
     signals::Signals,
 };
@@ -119,6 +120,22 @@ impl std::fmt::Display for LongestTurn {
     }
 }
 
+impl MachineSnapshot {
+    /// Puts each text in one line without control characters. The texts are those of whoever
+    /// answered at the control socket.
+    pub(crate) fn escape_texts(&mut self) {
+        let Self { machine, uptime_ms: _, event_loop, awake: _, longest_turn, nodes, columns } = self;
+        let of_nodes = nodes.iter_mut().flat_map(NodeSnapshot::texts_mut);
+        let of_columns = columns.iter_mut().flat_map(|column| {
+            let ColumnSnapshot { title, counters, packets: _ } = column;
+            std::iter::once(title).chain(counters)
+        });
+
+        let own = [machine, event_loop].into_iter().chain(&mut longest_turn.attachment);
+        own.chain(of_nodes).chain(of_columns).for_each(escape::put_in_one_line);
+    }
+}
+
 /// The state of a node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NodeSnapshot {
@@ -145,6 +162,15 @@ pub struct NodeSnapshot {
 }
 
 impl NodeSnapshot {
+    /// Returns all texts of the node.
+    fn texts_mut(&mut self) -> impl Iterator<Item = &mut String> {
+        let Self { name, role, rank: _, functions, panics, companions, counters, attachments } = self;
+        let of_counters = counters.iter_mut().map(|(name, _)| name);
+        let of_attachments = attachments.iter_mut().map(|attachment| &mut attachment.name);
+        let own = [name, role].into_iter().chain(functions).chain(panics).chain(companions);
+        own.chain(of_counters).chain(of_attachments)
+    }
+
     /// Returns the sum of the counters called `name`, over all functions of the node and all their
     /// virtual channels (`vc0_name`, `vc1_name`, ...). Returns `None` when there is none.
     pub fn counter_if_any(&self, name: &str) -> Option<u64> {
@@ -230,16 +256,16 @@ pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: 
             snapshot.columns.clear();
             serde_json::to_string(&snapshot).context(|| "the answer".into())?
         } else {
-            let clear = if every.is_some() && std::io::stdout().is_terminal() { CLEAR } else { "" };
             let since = last.as_ref().map(|(time, old)| (now.duration_since(*time), old));
-            format!("{clear}{}", render(&snapshot, since, attachments))
+            render(&snapshot, since, attachments)
         };
 
         let (Some(every), Some(signals)) = (every, &signals) else {
             print_line(text)?;
             return Ok(0);
         };
-        if !print_line_unless_signalled(text, signals)? {
+        let clear = if !json && std::io::stdout().is_terminal() { CLEAR } else { "" };
+        if !print_line_unless_signalled(clear, text, signals)? {
             return Ok(0);
         }
 
@@ -397,7 +423,9 @@ fn describe_activity(snapshot: &MachineSnapshot) -> String {
 /// Returns the row of a node, or of one of its functions.
 fn node_row(node: &NodeSnapshot, columns: &[ColumnSnapshot]) -> Vec<String> {
     let clients = node.attachments.iter().filter(|attachment| attachment.pid.is_some()).count();
-    let sum = |f: fn(&AttachmentSnapshot) -> u64| node.attachments.iter().map(f).sum::<u64>().to_string();
+    let sum = |f: fn(&AttachmentSnapshot) -> u64| {
+        node.attachments.iter().map(f).fold(0, u64::wrapping_add).to_string()
+    };
 
     let mut row = vec![node.name.clone(), format!("{clients}/{}", node.attachments.len())];
     row.extend(columns.iter().map(|column| {
@@ -431,7 +459,7 @@ fn count_packets(node: &NodeSnapshot, columns: &[ColumnSnapshot]) -> u64 {
         .iter()
         .filter(|column| column.packets)
         .filter_map(|column| node.sum_if_any(&column.counters))
-        .sum()
+        .fold(0, u64::wrapping_add)
 }
 
 #[cfg(test)]

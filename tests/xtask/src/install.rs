@@ -4,7 +4,8 @@
 //! that they have loaded.
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io::{self, Write},
     os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
 };
@@ -140,7 +141,9 @@ impl Target {
         let template = library.join("nicforge.pc.in");
         let template = fs::read_to_string(&template).map_err(|error| failure_at(&template, &error))?;
         let flags = template.replace("@PREFIX@", prefix).replace("@VERSION@", env!("CARGO_PKG_VERSION"));
-        self.replace_file("lib/pkgconfig/nicforge.pc".as_ref(), |path| fs::write(path, &flags))
+        self.replace_file("lib/pkgconfig/nicforge.pc".as_ref(), |path| {
+            File::create_new(path)?.write_all(flags.as_bytes())
+        })
     }
 
     /// Installs the headers of a folder, without those of folders in it.
@@ -157,12 +160,14 @@ impl Target {
     /// Installs a copy of a file with these permissions.
     fn copy_file(&self, from: &Path, name: &Path, mode: u32) -> Result<(), Failed> {
         self.replace_file(name, |path| {
-            fs::copy(from, path)?;
-            fs::set_permissions(path, fs::Permissions::from_mode(mode))
+            let mut copy = File::create_new(path)?;
+            io::copy(&mut File::open(from)?, &mut copy)?;
+            copy.set_permissions(fs::Permissions::from_mode(mode))
         })
     }
 
-    /// Makes a file by `make`, and puts it in the place of one that may exist.
+    /// Makes a file by `make`, and puts it in the place of one that may exist. `make` must fail when
+    /// there is a file already: in a folder that another user can write to, it may be a link.
     fn replace_file(&self, name: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), Failed> {
         let path = self.folder.join(name);
         let mut new = path.clone().into_os_string();

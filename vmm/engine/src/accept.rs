@@ -18,7 +18,7 @@ use crate::{
     engine::Engine,
     errno,
     pace::Pace,
-    socket,
+    socket::{self, Peer},
     watched::ClientKey,
 };
 
@@ -154,7 +154,7 @@ impl Engine {
     /// Makes an accepted connection the client of its attachment, or refuses it.
     fn on_accepted(&mut self, index: usize, fd: OwnedFd, now: Instant) {
         let attachment = &mut self.attachments[index];
-        let Some(pid) = attachment.listener.authorize(&fd) else {
+        let Some(peer) = attachment.listener.authorize(&fd) else {
             attachment.counters.foreign += 1;
             let path = attachment.listener.path().display();
             tracing::warn!(%path, "a client of another user was refused");
@@ -170,7 +170,7 @@ impl Engine {
             tracing::warn!(%error, "a client could not be attached");
             self.refuse(index, fd, errno::of_machine(&error));
         } else {
-            self.add_client(index, fd, pid, now);
+            self.add_client(index, fd, peer, now);
         }
     }
 
@@ -182,12 +182,12 @@ impl Engine {
     }
 
     /// Makes a connection the client of an attachment. The machine has attached it already.
-    fn add_client(&mut self, index: usize, fd: OwnedFd, pid: i32, now: Instant) {
+    fn add_client(&mut self, index: usize, fd: OwnedFd, peer: Peer, now: Instant) {
         let attachment = &mut self.attachments[index];
         attachment.generation = attachment.generation.wrapping_add(1);
         attachment.counters.clients += 1;
         let key = ClientKey { index, generation: attachment.generation };
-        tracing::debug!(path = %attachment.listener.path().display(), pid, "a client connected");
+        tracing::debug!(path = %attachment.listener.path().display(), pid = peer.pid, "a client connected");
 
         let (watches, watched) = ClientWatches::start(&mut *self.events, &fd, key);
         let close_queue = attachment.backlogs.new_client_queue(&self.closers);
@@ -196,12 +196,12 @@ impl Engine {
 
         let client = Client {
             connection,
-            state: ClientState::new(attachment, &self.config),
+            state: ClientState::new(attachment, &self.config, peer.is_foreign),
             watches,
             pace: Pace::new(self.config.quotas.long_call),
             hung_up: false,
             close_queue,
-            pid,
+            pid: peer.pid,
             since: now,
         };
         self.attachments.set_client(index, client);

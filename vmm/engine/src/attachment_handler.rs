@@ -22,7 +22,7 @@ use crate::{
     closer::CloseQueue,
     errno,
     mapper::{MapRequest, Mapper},
-    memory::{Backing, FileId},
+    memory::{Backing, FileId, Unmappable},
     sink::{self, EventFdSink, EventFds},
     stats::ServerCounters,
     waiting,
@@ -128,7 +128,7 @@ impl AttachmentHandler<'_> {
     /// Counts a client whose memory cannot be mapped. Of these clients of an attachment the first,
     /// second, fourth, eighth and so on are logged, so that a client that reconnects repeatedly
     /// does not fill the log.
-    fn count_unmappable_client(&mut self) {
+    fn count_unmappable_client(&mut self, reason: Unmappable) {
         self.counters.unmappable += 1;
         if !self.counters.unmappable.is_power_of_two() {
             return;
@@ -142,8 +142,9 @@ impl AttachmentHandler<'_> {
             function = self.machine.name(function).unwrap_or_default(),
             attachment = attachment_spec.map(|spec| spec.name.as_str()).unwrap_or_default(),
             clients = self.counters.unmappable,
-            "a client's DMA file is not mapped (on neither tmpfs nor hugetlbfs, of pages of 1 GiB, or beyond \
-             the limit of mapped bytes): its memory is accessed by DMA messages, which is slow",
+            %reason,
+            "a client's DMA file is not mapped: its memory is accessed by DMA messages, which is slow, and \
+             which some clients do not answer",
         );
     }
 
@@ -235,9 +236,9 @@ impl Handler for AttachmentHandler<'_> {
             Ok(Backing::Remote) => {
                 map_range(self.machine, self.client, &map, None, DmaBacking::Remote).into()
             }
-            Ok(Backing::Unmappable { is_first }) => {
+            Ok(Backing::Unmappable { reason, is_first }) => {
                 if is_first {
-                    self.count_unmappable_client();
+                    self.count_unmappable_client(reason);
                 }
                 map_range(self.machine, self.client, &map, None, DmaBacking::Remote).into()
             }

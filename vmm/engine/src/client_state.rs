@@ -129,12 +129,13 @@ pub(crate) struct ClientState {
 }
 
 impl ClientState {
-    /// Returns the state of a new client of an attachment.
-    pub(crate) fn new(attachment: &ServedAttachment, config: &EngineConfig) -> Self {
+    /// Returns the state of a new client of an attachment. `is_foreign` tells whether the client
+    /// belongs to another user ([`crate::socket::Peer`]).
+    pub(crate) fn new(attachment: &ServedAttachment, config: &EngineConfig, is_foreign: bool) -> Self {
         Self {
             function: attachment.function,
             attachment: attachment.id,
-            memory: ClientMemory::new(config.quotas),
+            memory: ClientMemory::new(config.quotas, is_foreign),
             deferred: None,
             pending_map: None,
             new_unmask: None,

@@ -23,13 +23,20 @@ pub enum EventLoopKind {
 /// Quotas of one client of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quotas {
-    /// Bytes of client files mapped at a time. Further memory is accessed by DMA messages.
+    /// Bytes of client files mapped at a time, of a client of the server's own user or of root.
+    /// Further memory is accessed by DMA messages. Each file counts as a whole, with its present
+    /// size.
     ///
     /// Pages of a client's file that the server touches first are charged to the server's memory
-    /// cgroup. A client that punches a hole into its files holds the engine until the kernel has
-    /// freed the pages, about 0.25 ms for each MiB of pages in these files. For clients that are
-    /// not trusted, 128 MiB keep that below the time of a turn that others notice.
+    /// cgroup.
     pub mapped_bytes: u64,
+    /// The same of a client of another user, which the socket's owner or group lets in. A file that
+    /// no seal keeps from growing counts as at least 1 GiB.
+    ///
+    /// A client that punches a hole into its files holds the engine until the kernel has freed the
+    /// pages, about 0.25 ms for each MiB of pages in these files. For clients that are not trusted,
+    /// 128 MiB keep that below the time of a turn that others notice.
+    pub foreign_mapped_bytes: u64,
     /// Mappings of client files at a time. A file that has grown may be mapped twice.
     pub files: usize,
     /// DMA ranges at a time.
@@ -42,7 +49,13 @@ pub struct Quotas {
 
 impl Default for Quotas {
     fn default() -> Self {
-        Self { mapped_bytes: 8 << 30, files: 512, ranges: 65_536, long_call: LONG_CALL }
+        Self {
+            mapped_bytes: 8 << 30,
+            foreign_mapped_bytes: 128 << 20,
+            files: 512,
+            ranges: 65_536,
+            long_call: LONG_CALL,
+        }
     }
 }
 

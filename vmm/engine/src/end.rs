@@ -1,7 +1,7 @@
 //! Ends of clients: clients that close or break their connections, clients that are too slow or
 //! hold up the engine, and clients that the operator ends.
 
-use std::time::Instant;
+use std::{os::fd::AsFd, time::Instant};
 
 use nicforge_core::{
     device::Ended,
@@ -10,7 +10,7 @@ use nicforge_core::{
 };
 use nicforge_vfio_user::ConnectionError;
 
-use crate::engine::Engine;
+use crate::{engine::Engine, socket};
 
 /// Why a client ends.
 pub(crate) enum EndReason {
@@ -117,10 +117,17 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends all clients, because the engine ends.
+    /// Ends all clients, because the engine ends. A client that has closed its connection loses
+    /// nothing, also when the engine has not seen that yet: a program that ends is followed at once
+    /// by the end of a server that was started for it.
     pub(crate) fn end_all(&mut self) {
         for index in 0..self.attachments.len() {
-            self.end(index, EndReason::Evicted("the server ends"));
+            let client = self.attachments[index].client.as_ref();
+            let reason = match client {
+                Some(client) if socket::is_hung_up(client.connection.as_fd()) => EndReason::Closed,
+                _ => EndReason::Evicted("the server ends"),
+            };
+            self.end(index, reason);
         }
     }
 

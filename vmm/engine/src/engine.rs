@@ -26,7 +26,7 @@ use crate::{
     memory::FaultMonitor,
     service_queues::ServiceQueues,
     sigurg,
-    socket::{Listener, SocketAccess},
+    socket::{Listener, SocketAccess, SocketFile, SocketPlace},
     stats::RoundCounters,
     stop::Stop,
     wait::{self, EventLoop, Interest},
@@ -125,20 +125,22 @@ impl Engine {
         attachment: AttachmentId,
         path: impl AsRef<Path>,
     ) -> Result<(), EngineError> {
-        self.listen_for(function, attachment, path, SocketAccess::default())
+        let place = SocketPlace::open(path.as_ref())?;
+        self.listen_at(function, attachment, place, SocketAccess::default()).map(drop)
     }
 
-    /// Serves an attachment as [`Engine::listen`] does, for another user or a group too.
+    /// Serves an attachment as [`Engine::listen`] does, at a place, and for another user or a group
+    /// too. Returns the socket's file, which the engine removes when it is dropped.
     ///
     /// # Errors
     /// As [`Engine::listen`].
-    pub fn listen_for(
+    pub fn listen_at(
         &mut self,
         function: FunctionId,
         attachment: AttachmentId,
-        path: impl AsRef<Path>,
+        place: SocketPlace,
         access: SocketAccess,
-    ) -> Result<(), EngineError> {
+    ) -> Result<SocketFile, EngineError> {
         let missing = EngineError::NoSuchAttachment { function: function.0, attachment: attachment.0 };
         let known = self
             .machine
@@ -156,12 +158,13 @@ impl Engine {
             return Err(EngineError::TooMany { limit: MAX_ATTACHMENTS });
         }
 
-        let mut listener = Listener::bind_for(path.as_ref(), access)?;
+        let mut listener = Listener::bind_at(place, access)?;
+        let file = listener.file().clone();
         let backlogs = CloseBacklogs::new(self.commands.waker(), &self.closers);
         listener.set_closer(backlogs.listener_closer());
         self.attachments.add(ServedAttachment::new(function, attachment, listener, backlogs));
         self.queues.add_attachment();
-        Ok(())
+        Ok(file)
     }
 
     /// Steps the machine and serves clients until `stop` is used. Clients that are still connected

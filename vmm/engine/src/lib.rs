@@ -44,7 +44,7 @@ pub use command::{Control, EngineHandle};
 pub use config::{CompanionConfig, EngineConfig, EventLoopKind, Quotas};
 pub use engine::Engine;
 pub use error::{EngineError, HandleError};
-pub use socket::{Listener, SocketAccess};
+pub use socket::{Listener, Peer, SocketAccess, SocketFile, SocketPlace};
 pub use stats::{
     AttachmentSnapshot, ClientSnapshot, EngineSnapshot, FunctionSnapshot, LongestTurn, ServerCounters,
 };

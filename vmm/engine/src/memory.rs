@@ -6,8 +6,10 @@
 //! take its place, which count for no client: see [`crate::closer::CloseQueue::drop_memory`].
 //!
 //! The quota of bytes counts whole files: while a client punches a hole into a file, an access to
-//! any page of the hole waits in the kernel. A file that can grow counts as at least
-//! [`MIN_GROWABLE_CHARGE`] bytes. Memory beyond the quota is accessed by DMA messages.
+//! any page of the hole waits in the kernel. A file that has grown counts with its new size when
+//! the client maps a range of it again. A client of another user might never do that, so a file of
+//! such a client that can grow counts as at least [`MIN_GROWABLE_CHARGE`] bytes. Memory beyond the
+//! quota is accessed by DMA messages.
 //!
 //! The client's file is checked here, by calls that no file can block. Seals are queried first, and
 //! only files of tmpfs and hugetlbfs have any. Any other file could stop the engine in a page
@@ -23,6 +25,7 @@ use nix::{
     libc,
     sys::{stat::fstat, statfs::fstatfs},
 };
+use thiserror::Error;
 
 use crate::config::Quotas;
 
@@ -33,7 +36,8 @@ const MAX_PAGE: i64 = 2 << 20;
 /// Offsets of ranges in their files must be multiples of this.
 const PAGE_SIZE: u64 = 4096;
 
-/// Least number of bytes by which a file counts against the quota if no seal keeps it from growing.
+/// Least number of bytes by which a file of another user's client counts against the quota if no
+/// seal keeps it from growing.
 const MIN_GROWABLE_CHARGE: u64 = 1 << 30;
 
 /// Identity of a file: device and inode.
@@ -80,14 +84,33 @@ pub(crate) struct MappingSource {
     charge: u64,
 }
 
+/// Why a file is not mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub(crate) enum Unmappable {
+    #[error("it is on neither tmpfs nor hugetlbfs")]
+    FileSystem,
+    #[error("its pages have more than 2 MiB")]
+    PageSize,
+    #[error(
+        "it counts as {charge} bytes, and of the {limit} bytes of the limit (`--mapped-limit`) {counted} are used"
+    )]
+    Limit { charge: u64, counted: u64, limit: u64 },
+    #[error(
+        "it counts as {charge} bytes{}, and {counted} of {limit} bytes are used; the limit is for clients of other \
+         users than the server's, and `--mapped-limit` raises it",
+        if *.can_grow { ", because no seal (F_SEAL_GROW) keeps it from growing" } else { "" }
+    )]
+    ForeignLimit { charge: u64, counted: u64, limit: u64, can_grow: bool },
+}
+
 /// How the device reaches the bytes of a range.
 #[derive(Debug)]
 pub(crate) enum Backing {
     /// By DMA messages, because the range has no file.
     Remote,
-    /// By DMA messages, because its file is on neither tmpfs nor hugetlbfs, has pages of 1 GiB, or
-    /// is beyond the quota of bytes.
+    /// By DMA messages, because its file is not mapped.
     Unmappable {
+        reason: Unmappable,
         /// Whether it is the first such range of this client.
         is_first: bool,
     },
@@ -100,25 +123,25 @@ pub(crate) enum Backing {
 /// The ranges that a client has mapped for DMA, and the files behind them.
 pub(crate) struct ClientMemory {
     quotas: Quotas,
+    /// Whether the client belongs to another user than the server's own and root.
+    is_foreign: bool,
     /// The mappings, in the order of their numbers.
     files: Vec<ClientFile>,
     /// The ranges by their first address.
     ranges: BTreeMap<u64, Range>,
-    /// Sum of the charges of `files`.
-    charged_bytes: u64,
     next_file: FileId,
     /// Whether a range had a file that cannot be mapped.
     had_unmappable: bool,
 }
 
 impl ClientMemory {
-    /// Returns the memory of a new client.
-    pub(crate) fn new(quotas: Quotas) -> Self {
+    /// Returns the memory of a new client. `is_foreign` tells whether it belongs to another user.
+    pub(crate) fn new(quotas: Quotas, is_foreign: bool) -> Self {
         Self {
             quotas,
+            is_foreign,
             files: Vec::new(),
             ranges: BTreeMap::new(),
-            charged_bytes: 0,
             next_file: FileId(0),
             had_unmappable: false,
         }
@@ -143,11 +166,13 @@ impl ClientMemory {
         }
 
         let Some(fd) = fd else { return Ok(Backing::Remote) };
-        let Ok(seals) = fcntl(&fd, FcntlArg::F_GET_SEALS) else { return Ok(self.unmappable()) };
+        let Ok(seals) = fcntl(&fd, FcntlArg::F_GET_SEALS) else {
+            return Ok(self.unmappable(Unmappable::FileSystem));
+        };
 
         // The engine's thread would clear a whole page when it touches a hole in the file.
         if fstatfs(fd.as_fd())?.block_size() > MAX_PAGE {
-            return Ok(self.unmappable());
+            return Ok(self.unmappable(Unmappable::PageSize));
         }
 
         // The client may map only what its descriptor lets it access.
@@ -166,20 +191,30 @@ impl ClientMemory {
             return Err(Errno::EINVAL);
         }
 
+        let can_grow = !SealFlag::from_bits_retain(seals).contains(SealFlag::F_SEAL_GROW);
+        let charge = if can_grow && self.is_foreign { size.max(MIN_GROWABLE_CHARGE) } else { size };
+
         // An earlier range may have mapped the file.
         let key = FileKey { device: stat.st_dev, inode: stat.st_ino };
-        if let Some((id, window)) = self.find_mapping(key, map.offset, map.size, needs_write) {
-            return Ok(Backing::Ready(id, window));
-        }
+        self.charge_growth(key, charge);
+        let found = self.find_mapping(key, map.offset, map.size, needs_write);
 
-        if self.files.len() >= self.quotas.files {
+        let is_new = found.is_none();
+        if is_new && self.files.len() >= self.quotas.files {
             return Err(Errno::ENOSPC);
         }
 
-        let can_grow = !SealFlag::from_bits_retain(seals).contains(SealFlag::F_SEAL_GROW);
-        let charge = if can_grow { size.max(MIN_GROWABLE_CHARGE) } else { size };
-        if charge > self.quotas.mapped_bytes.saturating_sub(self.charged_bytes) {
-            return Ok(self.unmappable());
+        let (counted, limit) = (self.counted_bytes(), self.mapped_limit());
+        let is_within = if is_new { charge <= limit.saturating_sub(counted) } else { counted <= limit };
+        if !is_within {
+            return Ok(self.unmappable(match self.is_foreign {
+                true => Unmappable::ForeignLimit { charge, counted, limit, can_grow },
+                false => Unmappable::Limit { charge, counted, limit },
+            }));
+        }
+
+        if let Some((id, window)) = found {
+            return Ok(Backing::Ready(id, window));
         }
 
         let length = usize::try_from(size).map_err(|_| Errno::ENOSPC)?;
@@ -189,8 +224,27 @@ impl ClientMemory {
     }
 
     /// Returns the backing of a range whose file cannot be mapped, and records that there was one.
-    fn unmappable(&mut self) -> Backing {
-        Backing::Unmappable { is_first: !std::mem::replace(&mut self.had_unmappable, true) }
+    fn unmappable(&mut self, reason: Unmappable) -> Backing {
+        Backing::Unmappable { reason, is_first: !std::mem::replace(&mut self.had_unmappable, true) }
+    }
+
+    /// Returns the quota of mapped bytes that applies to the client.
+    fn mapped_limit(&self) -> u64 {
+        if self.is_foreign { self.quotas.foreign_mapped_bytes } else { self.quotas.mapped_bytes }
+    }
+
+    /// Returns the bytes that count against the quota.
+    fn counted_bytes(&self) -> u64 {
+        self.files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.charge))
+    }
+
+    /// Raises the charge of a mapped file that has grown since. A charge that is beyond the limit
+    /// is not raised further, so that sums of charges stay small.
+    fn charge_growth(&mut self, key: FileKey, charge: u64) {
+        let charge = charge.min(self.mapped_limit().saturating_add(1));
+        for file in self.files.iter_mut().filter(|file| file.key == key) {
+            file.charge = file.charge.max(charge);
+        }
     }
 
     /// Returns a mapping of the file that contains these bytes, and their window in it. With
@@ -220,8 +274,6 @@ impl ClientMemory {
 
         let id = self.next_file;
         self.next_file = FileId(id.0 + 1);
-        self.charged_bytes += source.charge;
-
         self.files.push(ClientFile { id, key: source.key, memory, charge: source.charge, ranges: 0 });
         Ok((id, window))
     }
@@ -261,18 +313,12 @@ impl ClientMemory {
     /// Removes and returns the mappings that no range uses. A device may still hold some of them,
     /// with leases that have ended.
     pub(crate) fn sweep(&mut self) -> Vec<SharedMemory> {
-        let mut unused = Vec::new();
-        for file in self.files.extract_if(.., |file| file.ranges == 0) {
-            self.charged_bytes -= file.charge;
-            unused.push(file.memory);
-        }
-        unused
+        self.files.extract_if(.., |file| file.ranges == 0).map(|file| file.memory).collect()
     }
 
     /// Removes and returns all mappings, at the end of the client.
     pub(crate) fn take_all(&mut self) -> Vec<SharedMemory> {
         self.ranges.clear();
-        self.charged_bytes = 0;
         self.files.drain(..).map(|file| file.memory).collect()
     }
 

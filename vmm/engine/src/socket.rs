@@ -1,11 +1,11 @@
 //! Listening sockets.
 
 use std::{
-    fs,
-    io::{self, ErrorKind},
+    ffi::OsStr,
+    fs, io,
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
-        unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, lchown},
+        unix::fs::PermissionsExt,
     },
     path::{Path, PathBuf},
     sync::Arc,
@@ -14,6 +14,7 @@ use std::{
 use nicforge_vfio_user::{Closer, PeerFd};
 use nix::{
     errno::Errno as SystemErrno,
+    fcntl::{AtFlags, OFlag, open, openat},
     libc,
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{
@@ -22,8 +23,9 @@ use nix::{
             AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, connect, getsockopt, listen,
             socket, sockopt,
         },
+        stat::{FileStat, Mode, fstat, fstatat},
     },
-    unistd::{Gid, Pid, Uid, geteuid},
+    unistd::{Gid, Pid, Uid, UnlinkatFlags, fchownat, geteuid, unlinkat},
 };
 
 use crate::error::EngineError;
@@ -50,12 +52,126 @@ impl SocketAccess {
         if self.group.is_some() { 0o660 } else { 0o600 }
     }
 
-    /// Sets owner, group and mode of the socket's file.
-    fn apply_to(self, path: &Path) -> io::Result<()> {
+    /// Sets owner, group and mode of a socket's file, by its descriptor.
+    fn apply_to(self, file: &OwnedFd) -> io::Result<()> {
         if self != Self::default() {
-            lchown(path, self.owner.map(Uid::as_raw), self.group.map(Gid::as_raw))?;
+            fchownat(file, c"", self.owner, self.group, AtFlags::AT_EMPTY_PATH)?;
         }
-        fs::set_permissions(path, fs::Permissions::from_mode(self.mode()))
+        // The descriptor was opened without access, for which there is no `fchmod`.
+        fs::set_permissions(path_of_descriptor(file), fs::Permissions::from_mode(self.mode()))
+    }
+}
+
+/// A client that may use a socket, as it was when it connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its process.
+    pub pid: i32,
+    /// Whether it belongs to another user than the server's own and root. The socket's owner or
+    /// group lets such a client in.
+    pub is_foreign: bool,
+}
+
+/// The place of a socket's file: a name in a directory that is held open.
+///
+/// The directory is not looked up again. A user who can rename a directory on the way to the socket
+/// therefore leads the server to no other file.
+#[derive(Clone, Debug)]
+pub struct SocketPlace {
+    directory: Arc<OwnedFd>,
+    /// The path of the socket, for messages. Its last component is the file's name.
+    path: PathBuf,
+}
+
+impl SocketPlace {
+    /// Returns the place of the last component of `path` in an open directory. The rest of the path
+    /// is only shown in messages.
+    pub fn new(directory: &Arc<OwnedFd>, path: impl Into<PathBuf>) -> Self {
+        Self { directory: Arc::clone(directory), path: path.into() }
+    }
+
+    /// Opens the directory of `path`.
+    ///
+    /// # Errors
+    /// [`EngineError::Socket`] when there is no such directory.
+    pub fn open(path: &Path) -> Result<Self, EngineError> {
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let directory = open(parent.unwrap_or(Path::new(".")), flags, Mode::empty()).map_err(|errno| {
+            EngineError::Socket {
+                what: "opening the directory of",
+                path: path.to_owned(),
+                reason: errno.into(),
+            }
+        })?;
+
+        Ok(Self::new(&Arc::new(directory), path))
+    }
+
+    /// Returns the path, for messages.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the name of the socket's file. A path without one has the name of the directory
+    /// itself, which is no socket.
+    fn name(&self) -> &OsStr {
+        self.path.file_name().unwrap_or(OsStr::new("."))
+    }
+
+    /// Returns a path that leads to the file by the open directory.
+    fn path_by_directory(&self) -> PathBuf {
+        path_of_descriptor(&self.directory).join(self.name())
+    }
+
+    /// Returns the attributes of the file that is at the place, and not those of a link's target.
+    fn examine(&self) -> Result<FileStat, SystemErrno> {
+        fstatat(&self.directory, self.name(), AtFlags::AT_SYMLINK_NOFOLLOW)
+    }
+
+    /// Opens the file of a socket that was bound here, to change its attributes.
+    fn open_socket(&self) -> io::Result<OwnedFd> {
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let file = openat(&self.directory, self.name(), flags, Mode::empty())?;
+        // In a directory that others can write to, one of them may have replaced the file.
+        if !is_socket(&fstat(&file)?) {
+            return Err(io::Error::other("another file has replaced it"));
+        }
+        Ok(file)
+    }
+
+    /// Removes the file.
+    fn unlink(&self) -> Result<(), SystemErrno> {
+        unlinkat(&self.directory, self.name(), UnlinkatFlags::NoRemoveDir)
+    }
+}
+
+/// Returns a path that leads to the file of a descriptor of this process.
+fn path_of_descriptor(fd: &OwnedFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+}
+
+/// Returns whether a file is a socket.
+fn is_socket(stat: &FileStat) -> bool {
+    stat.st_mode & libc::S_IFMT == libc::S_IFSOCK
+}
+
+/// The file of a listening socket. It can be removed while another thread still uses the socket.
+#[derive(Clone, Debug)]
+pub struct SocketFile {
+    place: SocketPlace,
+    /// The file that `bind` made. Another server may have replaced it.
+    file: FileIdentity,
+}
+
+impl SocketFile {
+    /// Removes the file, unless another one has replaced it.
+    pub fn remove(&self) {
+        let is_own = self.place.examine().is_ok_and(|stat| FileIdentity::of(&stat) == self.file);
+        if is_own && let Err(errno) = self.place.unlink() {
+            let path = self.place.path().display();
+            tracing::warn!(%path, %errno, "the socket could not be removed");
+        }
     }
 }
 
@@ -63,10 +179,8 @@ impl SocketAccess {
 #[derive(Debug)]
 pub struct Listener {
     fd: PeerFd,
-    path: PathBuf,
     access: SocketAccess,
-    /// The file that `bind` made. Another server may have replaced it at `path`.
-    file: FileIdentity,
+    file: SocketFile,
 }
 
 /// The device and inode of a file.
@@ -77,8 +191,8 @@ struct FileIdentity {
 }
 
 impl FileIdentity {
-    fn of(metadata: &fs::Metadata) -> Self {
-        Self { device: metadata.dev(), inode: metadata.ino() }
+    fn of(stat: &FileStat) -> Self {
+        Self { device: stat.st_dev, inode: stat.st_ino }
     }
 }
 
@@ -89,19 +203,23 @@ impl Listener {
     /// # Errors
     /// [`EngineError::SocketInUse`], [`EngineError::NotASocket`], [`EngineError::Socket`].
     pub fn bind(path: &Path) -> Result<Self, EngineError> {
-        Self::bind_for(path, SocketAccess::default())
+        Self::bind_at(SocketPlace::open(path)?, SocketAccess::default())
     }
 
-    /// Listens at `path`, for another user or a group too. The socket has mode 0600, and 0660 with
+    /// Listens at a place, for another user or a group too. The socket has mode 0600, and 0660 with
     /// a group.
     ///
     /// # Errors
     /// As [`Listener::bind`]; [`EngineError::Socket`] also when the server may not change the
     /// owner. It needs CAP_CHOWN for another user, and for a group that it is not a member of.
-    pub fn bind_for(path: &Path, access: SocketAccess) -> Result<Self, EngineError> {
-        let failed = |what, reason: io::Error| EngineError::Socket { what, path: path.to_owned(), reason };
-        let address = UnixAddr::new(path).map_err(|errno| failed("naming the socket", errno.into()))?;
-        remove_stale(path, &address)?;
+    pub fn bind_at(place: SocketPlace, access: SocketAccess) -> Result<Self, EngineError> {
+        let path = place.path().to_owned();
+        let failed = |what, reason: io::Error| EngineError::Socket { what, path: path.clone(), reason };
+        // Clients connect by the path, so it must fit into an address.
+        UnixAddr::new(&path).map_err(|errno| failed("naming the socket", errno.into()))?;
+        let address = UnixAddr::new(&place.path_by_directory())
+            .map_err(|errno| failed("naming the socket", errno.into()))?;
+        remove_stale(&place, &address)?;
 
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None)
@@ -109,19 +227,19 @@ impl Listener {
         let fd = PeerFd::from(fd);
 
         bind(fd.as_fd().as_raw_fd(), &address).map_err(|errno| match errno {
-            SystemErrno::EADDRINUSE => EngineError::SocketInUse { path: path.to_owned() },
+            SystemErrno::EADDRINUSE => EngineError::SocketInUse { path: path.clone() },
             errno => failed("binding the socket", errno.into()),
         })?;
 
-        let file = fs::symlink_metadata(path)
-            .map(|metadata| FileIdentity::of(&metadata))
-            .map_err(|reason| failed("examining", reason))?;
+        let file = place.open_socket().map_err(|reason| failed("examining", reason))?;
+        let stat = fstat(&file).map_err(|errno| failed("examining", errno.into()))?;
 
         // From here on an error removes the file, because it drops the listener.
-        let listener = Self { fd, path: path.to_owned(), access, file };
+        let identity = FileIdentity::of(&stat);
+        let listener = Self { fd, access, file: SocketFile { place, file: identity } };
         // No client can connect before `listen`, so owner and mode are set before the first one.
         access
-            .apply_to(path)
+            .apply_to(&file)
             .map_err(|reason| failed("setting owner, group (which may need root) and mode of", reason))?;
         let backlog = Backlog::new(BACKLOG).map_err(|errno| failed("listening at", errno.into()))?;
 
@@ -131,7 +249,12 @@ impl Listener {
 
     /// Returns the path at which it listens.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.file.place.path()
+    }
+
+    /// Returns the socket's file.
+    pub fn file(&self) -> &SocketFile {
+        &self.file
     }
 
     /// Sets the closer of the socket. Connections that were never accepted are closed
@@ -162,18 +285,20 @@ impl Listener {
         }
     }
 
-    /// Returns the process id of a client that may use the socket: a client of the server's user,
-    /// of root, or of the configured owner or group. The result is `None` for any other client. The
-    /// credentials are those that the client had when it connected.
-    pub fn authorize(&self, client: &OwnedFd) -> Option<i32> {
+    /// Returns a client that may use the socket: a client of the server's user, of root, or of the
+    /// configured owner or group. The result is `None` for any other client. The credentials are
+    /// those that the client had when it connected.
+    pub fn authorize(&self, client: &OwnedFd) -> Option<Peer> {
         let peer = getsockopt(client, sockopt::PeerCredentials).ok()?;
-        let is_owner = |uid: Uid| uid.is_root() || uid == geteuid() || self.access.owner == Some(uid);
+        let user = Uid::from_raw(peer.uid());
+        let is_foreign = !user.is_root() && user != geteuid();
         let is_member = |group: Gid| {
             peer.gid() == group.as_raw()
                 || peer_groups(client.as_fd()).is_ok_and(|groups| groups.contains(&group.as_raw()))
         };
-        let is_allowed = is_owner(Uid::from_raw(peer.uid())) || self.access.group.is_some_and(is_member);
-        is_allowed.then(|| peer.pid())
+        let is_allowed =
+            !is_foreign || self.access.owner == Some(user) || self.access.group.is_some_and(is_member);
+        is_allowed.then(|| Peer { pid: peer.pid(), is_foreign })
     }
 }
 
@@ -214,11 +339,7 @@ fn peer_groups(fd: BorrowedFd<'_>) -> Result<Vec<libc::gid_t>, SystemErrno> {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let is_own_file =
-            fs::symlink_metadata(&self.path).is_ok_and(|metadata| FileIdentity::of(&metadata) == self.file);
-        if is_own_file && let Err(error) = fs::remove_file(&self.path) {
-            tracing::warn!(path = %self.path.display(), %error, "the socket could not be removed");
-        }
+        self.file.remove();
     }
 }
 
@@ -229,18 +350,16 @@ fn into_owned_fd(fd: i32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// Removes the socket of a server that has ended, if there is one at `path`.
-fn remove_stale(path: &Path, address: &UnixAddr) -> Result<(), EngineError> {
+/// Removes the socket of a server that has ended, if there is one at a place. `address` leads there.
+fn remove_stale(place: &SocketPlace, address: &UnixAddr) -> Result<(), EngineError> {
+    let path = place.path();
     let failed = |what, reason: io::Error| EngineError::Socket { what, path: path.to_owned(), reason };
 
-    let metadata = match fs::symlink_metadata(path) {
-        Ok(metadata) => metadata,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(failed("examining", error)),
-    };
-
-    if !metadata.file_type().is_socket() {
-        return Err(EngineError::NotASocket { path: path.to_owned() });
+    match place.examine() {
+        Ok(stat) if is_socket(&stat) => {}
+        Ok(_) => return Err(EngineError::NotASocket { path: path.to_owned() }),
+        Err(SystemErrno::ENOENT) => return Ok(()),
+        Err(errno) => return Err(failed("examining", errno.into())),
     }
 
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
@@ -261,9 +380,9 @@ fn remove_stale(path: &Path, address: &UnixAddr) -> Result<(), EngineError> {
         Err(errno) => return Err(failed("trying", errno.into())),
     }
 
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(failed("removing the stale", error)),
-        _ => Ok(()),
+    match place.unlink() {
+        Ok(()) | Err(SystemErrno::ENOENT) => Ok(()),
+        Err(errno) => Err(failed("removing the stale", errno.into())),
     }
 }
 

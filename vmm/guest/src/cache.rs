@@ -22,7 +22,7 @@ use std::{
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg, OFlag},
-    unistd::geteuid,
+    unistd::{getegid, geteuid},
 };
 
 use crate::{
@@ -128,7 +128,20 @@ impl Cache {
             return Err(unusable("other users can write to it".into()));
         }
 
-        Ok(Self { root })
+        // From here on the path is without links, which others could change.
+        let path = std::fs::canonicalize(&root).map_err(failed)?;
+        if let Some(part) = find_replaceable_parent(&path).map_err(failed)? {
+            let part = part.display();
+            return Err(unusable(format!(
+                "a user who can write to {part} can put another directory in its place"
+            )));
+        }
+        let found = std::fs::metadata(&path).map_err(failed)?;
+        if (found.dev(), found.ino()) != (metadata.dev(), metadata.ino()) {
+            return Err(unusable("another directory was put in its place".into()));
+        }
+
+        Ok(Self { root: path })
     }
 
     /// Returns a path in the cache.
@@ -232,9 +245,28 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Returns a directory above `path` in which a user other than this one and root can rename what
+/// leads to `path`, which has no links.
+fn find_replaceable_parent(path: &Path) -> std::io::Result<Option<&Path>> {
+    // In a user namespace the root directory may belong to a user without a number of its own. Its
+    // owner can replace anything in any case.
+    let trusted = [0, geteuid().as_raw(), std::fs::metadata("/")?.uid()];
+
+    for parent in path.ancestors().skip(1) {
+        let metadata = std::fs::metadata(parent)?;
+        let others_write = metadata.mode() & 0o002 != 0
+            || (metadata.mode() & 0o020 != 0 && metadata.gid() != getegid().as_raw());
+        // What is in a sticky directory is renamed by its own owner, who is checked too.
+        if !trusted.contains(&metadata.uid()) || (others_write && metadata.mode() & STICKY == 0) {
+            return Ok(Some(parent));
+        }
+    }
+    Ok(None)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{PermissionsExt, chown};
 
     use super::*;
 
@@ -328,6 +360,27 @@ mod tests {
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
         let error = Cache::at(&folder.path().join("cache")).unwrap_err();
         assert!(error.to_string().contains("another directory in its place"), "{error}");
+    }
+
+    #[test]
+    fn a_cache_below_a_folder_that_another_user_can_rename_in_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let [of_all, of_other] = ["all", "other"].map(|name| folder.path().join(name));
+        let cache = |parent: &Path| parent.join("private/cache");
+        for parent in [&of_all, &of_other] {
+            std::fs::create_dir_all(parent.join("private")).unwrap();
+        }
+
+        std::fs::set_permissions(&of_all, std::fs::Permissions::from_mode(0o777)).unwrap();
+        let error = Cache::at(&cache(&of_all)).unwrap_err();
+        assert!(error.to_string().contains("another directory in its place"), "{error}");
+
+        // Only root can give a directory away.
+        if geteuid().is_root() {
+            chown(&of_other, Some(71_001), None).unwrap();
+            let error = Cache::at(&cache(&of_other)).unwrap_err();
+            assert!(error.to_string().contains(&format!("write to {} can", of_other.display())), "{error}");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ const LONG_ANSWER: usize = 8 << 20;
 fn served() -> (tempfile::TempDir, PathBuf, ControlServer) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("control");
-    let server = ControlServer::start(&path, |request| match request {
+    let server = ControlServer::start(SocketPlace::open(&path).unwrap(), |request| match request {
         Request::Reset { node } if node == "cn0" => Response::Done,
         _ => Response::Refused { message: "no".repeat(LONG_ANSWER / 2), is_usage_error: true },
     })
@@ -113,15 +113,15 @@ fn a_file_that_is_no_socket_is_not_removed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("control");
     std::fs::write(&path, "precious").unwrap();
-    assert!(ControlServer::start(&path, |_| Response::Done).is_err());
+    assert!(ControlServer::start(SocketPlace::open(&path).unwrap(), |_| Response::Done).is_err());
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
 }
 
 #[test]
 fn a_second_server_at_a_path_is_refused_and_a_dead_socket_replaced() {
     let (_folder, path, server) = served();
-    assert!(ControlServer::start(&path, |_| Response::Done).is_err());
+    assert!(ControlServer::start(SocketPlace::open(&path).unwrap(), |_| Response::Done).is_err());
     drop(server);
     drop(UnixListener::bind(&path).unwrap());
-    assert!(ControlServer::start(&path, |_| Response::Done).is_ok());
+    assert!(ControlServer::start(SocketPlace::open(&path).unwrap(), |_| Response::Done).is_ok());
 }

@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "no test needs all of it")]
 
 use std::{
+    fs::File,
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -42,6 +43,15 @@ impl Server {
 
     /// Serves a machine file in directory `m` of a folder. It returns when the sockets exist.
     pub(crate) fn start_in(folder: TempDir, file: &Path, more: &[&str]) -> Self {
+        Self::start_command(folder, file, more, Stdio::inherit())
+    }
+
+    /// Serves as [`Self::start_in`] does, with the log in a file.
+    pub(crate) fn start_with_log(folder: TempDir, file: &Path, more: &[&str], log: &Path) -> Self {
+        Self::start_command(folder, file, more, File::create(log).unwrap().into())
+    }
+
+    fn start_command(folder: TempDir, file: &Path, more: &[&str], log: Stdio) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_nicforge"))
             .arg("serve")
             .arg(file)
@@ -50,6 +60,7 @@ impl Server {
             .args(more)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
+            .stderr(log)
             .spawn()
             .unwrap();
 

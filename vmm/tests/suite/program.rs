@@ -252,6 +252,84 @@ fn stat_without_a_server_reports_it() {
     assert!(text(&output.stderr).contains("no machine answers"));
 }
 
+/// Answers each request to the control socket in `directory` with these bytes.
+fn answer_as_a_stranger(directory: &Path, answer: &'static str) {
+    let path = directory.join("admin/control");
+    std::fs::create_dir(path.parent().unwrap()).unwrap();
+    let listener = UnixListener::bind(&path).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            BufReader::new(stream.try_clone().unwrap()).read_line(&mut String::new()).unwrap();
+            stream.write_all(answer.as_bytes()).unwrap();
+        }
+    });
+}
+
+/// Asserts that a terminal shows a text, and acts on nothing in it.
+fn assert_harmless(text: &str) {
+    let acts = |character: char| character.is_control() && !matches!(character, '\n' | '\t');
+    assert!(!text.contains(acts), "{text:?}");
+}
+
+#[test]
+fn stat_prints_no_control_sequences_of_whoever_answers() {
+    let folder = tempfile::tempdir().unwrap();
+    answer_as_a_stranger(
+        folder.path(),
+        r#"{"stat":{"machine":"a\u001b]0;title\u0007","uptime_ms":1,"event_loop":"\u009b2J","awake":0,
+        "longest_turn":{"us":1,"attachment":"x\ny","pid":1},
+        "columns":[{"title":"\u001b[31m","counters":["c"],"packets":true}],
+        "nodes":[{"name":"\u001b[1A\nforged","role":"r","rank":0,"functions":["\u007ff"],
+        "panics":["p\u001b[2J\nforged"],"companions":["c\r"],
+        "counters":[["c",18446744073709551615],["\u009b1m.c",1]],
+        "attachments":[{"name":"\u001bc","pid":1,"trapped":18446744073709551615,"posted":0,"stalls":0,"interrupts":0,"errors":0},
+        {"name":"b","pid":1,"trapped":1,"posted":0,"stalls":0,"interrupts":0,"errors":0}]}]}}"#,
+    );
+
+    for options in [&["--attachments"][..], &["--json"]] {
+        let output = output(nicforge(&["stat", folder.path().to_str().unwrap()]).args(options));
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        let shown = text(&output.stdout);
+        assert_harmless(&shown);
+        assert!(!shown.lines().any(|line| line.starts_with("forged")), "{shown}");
+    }
+}
+
+#[test]
+fn a_refusal_of_whoever_answers_is_one_line_without_control_sequences() {
+    let folder = tempfile::tempdir().unwrap();
+    answer_as_a_stranger(folder.path(), r#"{"refused":{"message":"no\u001b[2J\nnicforge: done"}}"#);
+
+    for command in [&["stat"][..], &["reset"]] {
+        let mut command = nicforge(command);
+        command.arg(folder.path());
+        if command.get_args().any(|word| word == "reset") {
+            command.arg("cn0");
+        }
+        let output = output(&mut command);
+        assert_eq!(output.status.code(), Some(3));
+        let message = text(&output.stderr);
+        assert_harmless(&message);
+        assert_eq!(message.lines().count(), 1, "{message}");
+    }
+}
+
+#[test]
+fn an_error_in_a_machine_file_prints_no_control_sequences() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bad.toml");
+    for content in [
+        "name = \"\\u001b[2Jx\"\n",
+        "name = \"x\"\n[[function]]\nname = \"\\u009b2J\"\nkind = \"\\u001b[2J\"\n",
+    ] {
+        std::fs::write(&file, content).unwrap();
+        let output = output(&mut nicforge(&["serve", file.to_str().unwrap()]));
+        assert_eq!(output.status.code(), Some(2));
+        assert_harmless(&text(&output.stderr));
+    }
+}
+
 #[test]
 fn reset_of_an_unknown_node_fails_and_lists_the_nodes() {
     let server = Server::of_machine("pset.toml", &[]);

@@ -4,8 +4,16 @@ use super::*;
 
 const RW: u32 = DMA_FLAG_WRITE | nicforge_vfio_user::DMA_FLAG_READ;
 
+/// Returns the memory of a client of the server's own user.
 fn client_memory(quotas: Quotas) -> ClientMemory {
-    ClientMemory::new(quotas)
+    ClientMemory::new(quotas, false)
+}
+
+/// Returns a file that can grow.
+fn growable_file(len: i64) -> OwnedFd {
+    let file = nix::sys::memfd::memfd_create(c"growable", nix::sys::memfd::MFdFlags::empty()).unwrap();
+    nix::unistd::ftruncate(&file, len).unwrap();
+    file
 }
 
 fn map(address: u64, offset: u64, size: u64) -> DmaMap {
@@ -97,8 +105,8 @@ fn a_file_of_another_file_system_is_reached_by_messages_and_reported_once() {
     let first = memory.prepare(&map(0, 0, 0x1000), Some(foreign())).unwrap();
     let second = memory.prepare(&map(0x1000, 0, 0x1000), Some(foreign())).unwrap();
 
-    assert!(matches!(first, Backing::Unmappable { is_first: true }), "{first:?}");
-    assert!(matches!(second, Backing::Unmappable { is_first: false }), "{second:?}");
+    assert!(matches!(first, Backing::Unmappable { is_first: true, .. }), "{first:?}");
+    assert!(matches!(second, Backing::Unmappable { is_first: false, .. }), "{second:?}");
     assert_eq!(memory.mapped_bytes(), 0);
 }
 
@@ -113,24 +121,64 @@ fn a_file_of_pages_that_take_long_to_clear_is_reached_by_messages() {
 
     let backing = memory.prepare(&map(0, 0, 1 << 30), Some(fd.into())).unwrap();
 
-    assert!(matches!(backing, Backing::Unmappable { is_first: true }), "{backing:?}");
+    assert!(matches!(backing, Backing::Unmappable { is_first: true, .. }), "{backing:?}");
 }
 
 #[test]
-fn a_file_beyond_the_quota_or_one_that_can_grow_beyond_it_is_reached_by_messages() {
+fn a_file_beyond_the_quota_is_reached_by_messages() {
     let mut memory = client_memory(Quotas { mapped_bytes: 0x3000, ..Quotas::default() });
     let (_sealed, small) = file(0x2000);
     let (_other, second) = file(0x2000);
-    let growable = nix::sys::memfd::memfd_create(c"growable", nix::sys::memfd::MFdFlags::empty()).unwrap();
-    nix::unistd::ftruncate(&growable, 0x1000).unwrap();
     map_range(&mut memory, &map(0, 0x1000, 0x1000), &small);
 
     let beyond = memory.prepare(&map(0x8000, 0, 0x1000), Some(second.into())).unwrap();
-    let growing = memory.prepare(&map(0x9000, 0, 0x1000), Some(growable.into())).unwrap();
 
-    assert!(matches!(beyond, Backing::Unmappable { is_first: true }), "{beyond:?}");
-    assert!(matches!(growing, Backing::Unmappable { is_first: false }), "{growing:?}");
+    let reason = Unmappable::Limit { charge: 0x2000, counted: 0x2000, limit: 0x3000 };
+    assert!(
+        matches!(beyond, Backing::Unmappable { reason: found, is_first: true } if found == reason),
+        "{beyond:?}"
+    );
+    assert!(reason.to_string().contains("--mapped-limit"), "{reason}");
     assert_eq!(memory.mapped_bytes(), 0x2000, "the file counts as a whole");
+}
+
+#[test]
+fn a_file_that_can_grow_counts_with_its_size_and_anew_when_it_has_grown() {
+    let mut memory = client_memory(Quotas { mapped_bytes: 0x3000, ..Quotas::default() });
+    let (growing, other) = (growable_file(0x1000), growable_file(0x1000));
+    map_range(&mut memory, &map(0, 0, 0x1000), &growing);
+    map_range(&mut memory, &map(0x1000, 0, 0x1000), &other);
+
+    // Within the quota, both files count with what they have.
+    nix::unistd::ftruncate(&growing, 0x2000).unwrap();
+    map_range(&mut memory, &map(0x2000, 0, 0x1000), &growing);
+    let mut prepare = |address, offset, fd: &OwnedFd| {
+        memory.prepare(&map(address, offset, 0x1000), Some(fd.try_clone().unwrap().into())).unwrap()
+    };
+    assert!(matches!(prepare(0x3000, 0, &other), Backing::Ready(..)));
+    assert!(matches!(prepare(0x3000, 0, &growable_file(0x1000)), Backing::Unmappable { .. }));
+
+    // Beyond it, neither a further part nor a mapped one gets another range.
+    nix::unistd::ftruncate(&growing, 0x1_0000).unwrap();
+    for offset in [0x8000, 0] {
+        let beyond = prepare(0x3000, offset, &growing);
+        assert!(matches!(beyond, Backing::Unmappable { .. }), "{beyond:?}");
+    }
+}
+
+#[test]
+fn a_file_of_another_user_that_can_grow_counts_as_a_gibibyte() {
+    let quotas = Quotas { foreign_mapped_bytes: (1 << 30) + 0x1000, ..Quotas::default() };
+    let mut memory = ClientMemory::new(quotas, true);
+    let (_sealed, sealed) = file(0x1000);
+    map_range(&mut memory, &map(0, 0, 0x1000), &growable_file(0x1000));
+    map_range(&mut memory, &map(0x1000, 0, 0x1000), &sealed);
+
+    let beyond = memory.prepare(&map(0x2000, 0, 0x1000), Some(growable_file(0x1000).into())).unwrap();
+
+    let Backing::Unmappable { reason, .. } = beyond else { panic!("{beyond:?}") };
+    let text = reason.to_string();
+    assert!(text.contains("F_SEAL_GROW") && text.contains("--mapped-limit"), "{text}");
 }
 
 #[test]

@@ -107,9 +107,8 @@ fn assert_none_is_mapped(config: EngineConfig, files: &[(&str, BorrowedFd<'_>)])
 }
 
 both_loops! {
-    fn files_that_may_grow_count_as_a_gibibyte_and_those_beyond_the_quota_are_reached_by_messages(config) {
-        const GROWABLE: u64 = 1 << 30;
-        config.quotas.mapped_bytes = GROWABLE + 4 * PAGE;
+    fn files_count_with_their_size_and_those_beyond_the_quota_are_reached_by_messages(config) {
+        config.quotas.mapped_bytes = 5 * PAGE;
         let neighbour = Neighbour::start(config);
         let client = neighbour.served.client(A);
         // The client asks for a page of each. Whole files are mapped, with this many bytes in all.

@@ -5,12 +5,14 @@ use std::{
     io::{IoSlice, Read, Write},
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd},
-        unix::net::UnixStream,
+        unix::{fs::PermissionsExt, net::UnixStream},
     },
     sync::Arc,
 };
 
 use crate::common::*;
+use nicforge_core::machine::Machine;
+use nicforge_engine::{Engine, EngineConfig, SocketAccess, SocketPlace, Stop};
 use nicforge_shm::{Access, Producer, SharedCells};
 use nicforge_vfio_user::{
     Client, DmaUnmap, Errno, IrqAction, IrqPayload, PCI_INTX_IRQ, PCI_MSIX_IRQ,
@@ -23,6 +25,13 @@ const WINDOW_BAR: u32 = 1;
 const WINDOW: u64 = 0x1_0000;
 /// The posted-write ring: 64 cells.
 const RING_BYTES: u64 = 64 * 64;
+
+/// Returns an engine with a machine of one node.
+fn engine(config: EngineConfig) -> Engine {
+    let mut machine = Machine::new();
+    machine.add_function("node", Box::<TestDevice>::default()).unwrap();
+    Engine::new(machine, config).unwrap()
+}
 
 both_loops! {
     fn registers_are_read_and_written(config) {
@@ -287,6 +296,69 @@ both_loops! {
         let snapshot = served.wait_until_free(A);
 
         assert_eq!((counter(&snapshot, "sent"), counter(&snapshot, "closed")), (1, 1));
+    }
+
+    fn a_client_that_closed_right_before_the_end_of_the_engine_was_not_evicted(config) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut engine = engine(config);
+        for (attachment, name) in [(A, "a"), (B, "b")] {
+            engine.listen(FUNCTION, attachment, folder.path().join(name)).unwrap();
+        }
+
+        let (stop, handle) = (Stop::new().unwrap(), engine.handle());
+        let engine = std::thread::spawn({
+            let stop = stop.clone();
+            move || {
+                engine.run(&stop).unwrap();
+                engine
+            }
+        });
+        let [closed, open] = ["a", "b"].map(|name| Client::connect(folder.path().join(name), LONG).unwrap());
+
+        // On the engine's thread, so that it sees the closed connection only at its end.
+        handle
+            .call(LONG, move |_| {
+                drop(closed);
+                stop.stop();
+            })
+            .unwrap();
+        let counters = engine.join().unwrap().machine_mut().counters(FUNCTION);
+
+        let value = |name| counters.iter().find(|counter| counter.name == name).unwrap().value;
+        assert_eq!((value("closed"), value("evicted")), (1, 1));
+        assert_ended(&open);
+    }
+
+    fn a_socket_stays_in_its_directory_although_the_path_leads_elsewhere(config) {
+        let folder = tempfile::tempdir().unwrap();
+        let [own, moved, other] = ["own", "moved", "other"].map(|name| folder.path().join(name));
+        for directory in [&own, &other] {
+            std::fs::create_dir(directory).unwrap();
+        }
+        let socket = own.join("a");
+        let place = SocketPlace::open(&socket).unwrap();
+
+        std::fs::rename(&own, &moved).unwrap();
+        std::os::unix::fs::symlink(&other, &own).unwrap();
+        let mut engine = engine(config);
+        engine.listen_at(FUNCTION, A, place, SocketAccess::default()).unwrap();
+
+        assert_eq!(std::fs::metadata(moved.join("a")).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(!other.join("a").exists());
+        std::fs::write(other.join("a"), "another's").unwrap();
+        drop(engine);
+        assert!(!moved.join("a").exists() && socket.exists());
+    }
+
+    fn a_file_that_has_replaced_a_socket_is_kept(config) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let mut engine = engine(config);
+        engine.listen(FUNCTION, A, &path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "another's").unwrap();
+        drop(engine);
+        assert_eq!(std::fs::read(&path).unwrap(), b"another's");
     }
 
     fn stopping_the_engine_removes_the_sockets(config) {

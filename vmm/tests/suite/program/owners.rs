@@ -7,18 +7,29 @@
 )]
 
 use std::{
-    io::{Read, Write},
-    os::unix::{
-        fs::{MetadataExt, PermissionsExt},
-        net::UnixStream,
+    io::{BufRead, BufReader, Read, Write},
+    os::{
+        fd::AsFd,
+        unix::{
+            fs::{MetadataExt, PermissionsExt},
+            net::UnixStream,
+        },
     },
     path::{Path, PathBuf},
+    process::Stdio,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Instant,
 };
 
+use nicforge_vfio_user::{Client, DMA_FLAG_READ, DMA_FLAG_WRITE, DmaMap};
 use nix::{
     errno::Errno,
     libc,
-    unistd::{getegid, geteuid},
+    sys::{
+        memfd::{MFdFlags, memfd_create},
+        signal::{Signal, kill},
+    },
+    unistd::{Pid, ftruncate, getegid, geteuid},
 };
 
 use super::{machine, nicforge, output, server::Server, text};
@@ -129,6 +140,134 @@ fn a_socket_of_a_group_admits_members_by_primary_or_other_group() {
     std::fs::set_permissions(server.socket("cn0.core2"), std::fs::Permissions::from_mode(0o777)).unwrap();
 
     assert_eq!(try_connect(BOB, &many[..100], server.socket("cn0.core2")), Err(Errno::ECONNRESET));
+}
+
+/// Connects to a socket with the given credentials, if there are any, and maps a file of 512 MiB
+/// that no seal keeps from growing. Returns the client.
+fn map_guest_memory(user: Option<u32>, socket: PathBuf) -> Client {
+    let map = move || {
+        if let Some(user) = user {
+            become_user(user, &[]);
+        }
+        let client = Client::connect(socket, super::LIMIT).unwrap();
+        let memory = memfd_create(c"guest-memory", MFdFlags::MFD_CLOEXEC).unwrap();
+        ftruncate(&memory, 512 << 20).unwrap();
+        let flags = DMA_FLAG_READ | DMA_FLAG_WRITE;
+        client
+            .dma_map(DmaMap { flags, offset: 0, address: 0, size: 512 << 20 }, Some(memory.as_fd()))
+            .unwrap();
+        client
+    };
+    std::thread::spawn(map).join().unwrap()
+}
+
+/// Returns the number of mappings of a guest's memory in a server.
+fn count_guest_memory(server: &Server) -> usize {
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", server.pid())).unwrap();
+    maps.lines().filter(|line| line.contains("memfd:guest-memory")).count()
+}
+
+#[test]
+fn unsealed_memory_of_the_servers_user_is_mapped_by_default() {
+    let server = serve(&[]);
+    let _client = map_guest_memory(None, server.socket("cn0.core0"));
+    assert_eq!(count_guest_memory(&server), 1);
+}
+
+#[test]
+fn unsealed_memory_of_another_user_is_not_mapped_and_the_log_names_the_option() {
+    if !is_root() {
+        return;
+    }
+
+    let folder = searchable_folder();
+    let log = folder.path().join("log");
+    let owner = ALICE.to_string();
+    let options = ["--socket-owner", &owner];
+    let server = Server::start_with_log(folder, Path::new(&machine("pset.toml")), &options, &log);
+
+    let _foreign = map_guest_memory(Some(ALICE), server.socket("cn0.core0"));
+    assert_eq!(count_guest_memory(&server), 0);
+    let deadline = Instant::now() + super::LIMIT;
+    while !std::fs::read_to_string(&log).unwrap().contains("--mapped-limit") {
+        assert!(Instant::now() < deadline, "{}", std::fs::read_to_string(&log).unwrap());
+        crate::pause();
+    }
+
+    // Root and the server's user have the other limit at the same sockets.
+    let _own = map_guest_memory(None, server.socket("cn0.core1"));
+    assert_eq!(count_guest_memory(&server), 1);
+}
+
+#[test]
+fn named_limit_holds_for_other_users_too() {
+    if !is_root() {
+        return;
+    }
+
+    let server = serve(&["--socket-owner", &ALICE.to_string(), "--mapped-limit", "1G"]);
+    let _client = map_guest_memory(Some(ALICE), server.socket("cn0.core0"));
+    assert_eq!(count_guest_memory(&server), 1);
+}
+
+/// As the owner of a directory, replaces `m` in it by a link to a directory of another user again
+/// and again, until it is told to stop. Every second time it waits until `m` has a directory in it.
+fn exchange_until(stop: &AtomicBool, folder: &Path, target: &Path) {
+    become_user(ALICE, &[]);
+    let (path, moved) = (folder.join("m"), folder.join("moved"));
+    let mut number = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let Ok(metadata) = path.symlink_metadata() else { continue };
+        // Each call fails when the server was faster.
+        if metadata.is_symlink() {
+            let _ = std::fs::remove_file(&path);
+        } else if metadata.nlink() >= 2 + number % 2
+            && std::fs::rename(&path, moved.with_extension(number.to_string())).is_ok()
+        {
+            let _ = std::os::unix::fs::symlink(target, &path);
+            number += 1;
+        }
+    }
+}
+
+#[test]
+fn owner_of_the_parent_directory_leads_the_server_to_no_other_file() {
+    const STARTS: usize = 30;
+    if !is_root() {
+        return;
+    }
+
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o7777;
+    let (folder, precious) = (searchable_folder(), tempfile::tempdir().unwrap());
+    let of_alice = folder.path().join("alice");
+    std::fs::create_dir(&of_alice).unwrap();
+    std::os::unix::fs::chown(&of_alice, Some(ALICE), Some(ALICE)).unwrap();
+    std::fs::set_permissions(precious.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let stop = AtomicBool::new(false);
+
+    std::thread::scope(|scope| {
+        scope.spawn(|| exchange_until(&stop, &of_alice, precious.path()));
+        for _ in 0..STARTS {
+            let mut child =
+                nicforge(&["serve", &machine("proof.toml"), "--socket-owner", &ALICE.to_string()])
+                    .arg("--dir")
+                    .arg(of_alice.join("m"))
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::null())
+                    .spawn()
+                    .unwrap();
+            // A server that serves prints a line, and one that is refused ends.
+            let mut reader = BufReader::new(child.stdout.take().unwrap());
+            reader.read_line(&mut String::new()).unwrap();
+            kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+            super::wait(&mut child);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+
+    assert_eq!(mode(precious.path()), 0o700);
+    let left: Vec<_> = std::fs::read_dir(precious.path()).unwrap().flatten().collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]

@@ -263,7 +263,7 @@ impl Listener {
         let owner = geteuid();
         let listener = Self { socket, path: path.to_owned(), file, owner, client: Mutex::default() };
 
-        fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(system)?;
+        make_private(path).map_err(system)?;
         listener.socket.set_nonblocking(true).map_err(system)?;
         Ok(listener)
     }
@@ -357,6 +357,18 @@ fn remove_stale(path: &Path) -> Result<(), LineError> {
         Ok(()) | Err(Errno::EAGAIN) => Err(LineError::InUse { path: path.to_owned() }),
         Err(errno) => Err(system(errno)),
     }
+}
+
+/// Gives a socket's file mode 0600. In a directory that another user can write to, that user may
+/// have replaced it: a link is not followed, and no file of another kind is changed.
+fn make_private(path: &Path) -> io::Result<()> {
+    let flags = (OFlag::O_PATH | OFlag::O_NOFOLLOW).bits();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.file_type().is_socket() {
+        return Err(io::Error::other("another file has replaced the socket"));
+    }
+    // A descriptor without access has no `fchmod`.
+    fs::set_permissions(format!("/proc/self/fd/{}", file.as_raw_fd()), Permissions::from_mode(0o600))
 }
 
 /// Waits until a descriptor is ready, for [`MAX_WAIT_MS`] at most.

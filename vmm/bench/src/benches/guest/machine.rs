@@ -5,7 +5,7 @@ use std::{path::PathBuf, thread::JoinHandle, time::Duration};
 
 use nicforge::{
     cli::EventLoop,
-    directory::Directory,
+    directory::{Directory, ServedDirectory},
     failure::{ErrorContext, Failure},
 };
 use nicforge_core::ids::AttachmentId;
@@ -25,7 +25,7 @@ const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A machine that a thread of this process serves.
 pub(super) struct Machine {
-    directory: Directory,
+    directory: ServedDirectory,
     handle: EngineHandle,
     stop: Stop,
     thread: Option<JoinHandle<Result<(), String>>>,
@@ -70,7 +70,7 @@ impl Machine {
         let engine = || "the engine".to_owned();
 
         // The directory is created before the engine, so that it is removed after it.
-        let directory = Directory::create(&Directory::default_for(&built.name))?;
+        let directory = ServedDirectory::create(&Directory::default_for(&built.name))?;
         let (mut serving, stop) =
             (Engine::new(machine, config).context(engine)?, Stop::new().context(engine)?);
         let users =

@@ -15,7 +15,7 @@ use std::{
 use clap::ValueEnum;
 use nicforge::{
     cli::EventLoop,
-    directory::Directory,
+    directory::{Directory, ServedDirectory},
     failure::{ErrorContext, Failure, print_line},
 };
 use nicforge_core::{ids::AttachmentId, machine::Machine};
@@ -36,14 +36,14 @@ const ANYWHERE: &str = "any";
 /// The parent's handle of the child. Dropping it ends the child.
 pub(super) struct ServerProcess {
     child: Child,
-    directory: Directory,
+    directory: ServedDirectory,
 }
 
 impl ServerProcess {
     /// Starts the child on `processor`, or on any, and waits until it serves.
     pub(super) fn start(event_loop: EventLoop, processor: Option<usize>) -> Result<Self, Failure> {
         let name = format!("bench-mmio-{}", std::process::id());
-        let directory = Directory::create(&Directory::default_for(&name))?;
+        let directory = ServedDirectory::create(&Directory::default_for(&name))?;
         let kind =
             event_loop.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
         let processor = processor.map_or_else(|| ANYWHERE.to_owned(), |processor| processor.to_string());
