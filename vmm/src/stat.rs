@@ -124,7 +124,8 @@ impl MachineSnapshot {
     /// Puts each text in one line without control characters. The texts are those of whoever
     /// answered at the control socket.
     pub(crate) fn escape_texts(&mut self) {
-        let Self { machine, uptime_ms: _, event_loop, awake: _, longest_turn, nodes, columns } = self;
+        let Self { machine, uptime_ms: _, event_loop, awake: _, longest_turn, nodes, columns, engine: _ } =
+            self;
         let of_nodes = nodes.iter_mut().flat_map(NodeSnapshot::texts_mut);
         let of_columns = columns.iter_mut().flat_map(|column| {
             let ColumnSnapshot { title, counters, packets: _ } = column;

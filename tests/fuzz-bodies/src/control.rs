@@ -6,6 +6,7 @@ use std::{
 };
 
 use nicforge::control::{ControlServer, Request, Response};
+use nicforge_engine::SocketPlace;
 use tempfile::TempDir;
 
 use crate::{input::Input, messages::write_all};
@@ -96,7 +97,7 @@ fn server() -> &'static Server {
     SERVER.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
-        let server = ControlServer::start(&path, |request| match request {
+        let server = ControlServer::start(SocketPlace::open(&path).unwrap(), |request| match request {
             Request::Reset { node } if node == "cn0" => Response::Done,
             Request::Reset { node } => {
                 Response::Refused { message: format!("there is no node {node}"), is_usage_error: true }

@@ -45,7 +45,7 @@ impl Party {
         let memory = interface.allocate(4096)?;
         let options = Options::PUT | Options::MANAGE_REMOTE;
         let sink = Descriptor { options, threshold: Threshold::Infinite, ..Descriptor::over(&memory) };
-        interface.post(Position::Tail(PORTAL), Criteria::bits(BITS), Unlink::Manual, &sink, None)?;
+        interface.post(Position::Tail(PORTAL), Criteria::bits(BITS), Unlink::Retain, &sink, None)?;
         Ok(Self { interface, memory })
     }
 
