@@ -13,7 +13,7 @@ use nicforge_portals::{
     Ack, Criteria, Descriptor, EventKind, Interface, Kernel, KernelConfig, Mode, Options, Position, Region,
     Target, Threshold, Unlink,
 };
-use nicforge_spi::{InjectionAttributes, MemoryFifo, Payload, PointToPoint, Subgroup, memory_fifo};
+use nicforge_spi::{InjectionAttributes, MemoryFifo, Payload, Subgroup, memory_fifo};
 
 use super::networks::open;
 use crate::arena::{Arena, Failed, Round};
@@ -160,7 +160,7 @@ pub(super) fn left_memory(arena: &Arena) -> Round {
 
         // The next tenant sends to itself, past the packets that wait in the network.
         let (mut next, memory) = open_tenant()?;
-        let route = PointToPoint::dynamic(next.position().destination());
+        let route = next.position().dynamic(next.position().own);
         let own = memory_fifo(Payload::memory(memory.iova(), 64), route, &own_fifo(&next))
             .map_err(nicforge_spi::Error::from)?;
         let number = next.inject(SEND, &own, Deadline::after(HONEST_LIMIT), None)?;
