@@ -192,9 +192,8 @@ mod tests {
 
     #[test]
     fn samples_are_taken_until_their_number_or_their_time_is_reached() {
-        let count = |maximum, longest| {
-            samples_within(maximum, longest, || Ok(Duration::ZERO)).unwrap().samples.len()
-        };
+        let count =
+            |maximum, longest| samples_within(maximum, longest, || Ok(Duration::ZERO)).unwrap().samples.len();
         assert_eq!(count(3, Duration::from_secs(3600)), 3);
         assert_eq!(count(3, Duration::ZERO), 1);
     }

@@ -64,11 +64,7 @@ impl Line {
 ///
 /// # Errors
 /// Returns an error when there is no thread to be had, or it does not answer.
-pub fn measure(
-    processor: Option<usize>,
-    samples: u32,
-    longest: Duration,
-) -> Result<Measurement, Failure> {
+pub fn measure(processor: Option<usize>, samples: u32, longest: Duration) -> Result<Measurement, Failure> {
     let Some(processor) = processor else { return Ok(Measurement::default()) };
     let line = Arc::new(Line::default());
     let partner = thread::Builder::new().name("partner".into()).spawn({

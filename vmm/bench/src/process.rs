@@ -47,12 +47,13 @@ pub fn unknown_task(task: &str) -> Failure {
     Failure::usage(format!("there is no task {task}"))
 }
 
-/// Makes this process end with the process that started it, also when that is killed.
+/// Makes this process get a signal when the process that started it ends, also when that is killed.
+/// A program that this process becomes gets it, too.
 ///
 /// # Errors
 /// Returns an error when the kernel call fails.
-pub fn follow_parent() -> Result<(), Failure> {
-    prctl::set_pdeathsig(Signal::SIGKILL).context(|| "following the parent".into())
+pub fn follow_parent(signal: Signal) -> Result<(), Failure> {
+    prctl::set_pdeathsig(signal).context(|| "following the parent".into())
 }
 
 /// Runs a program until it ends. When the user ends the run, the program is ended, too.

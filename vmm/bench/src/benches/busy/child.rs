@@ -8,10 +8,10 @@ use nicforge::{
     failure::{ErrorContext, Failure},
     serve::Served,
 };
+use nix::sys::signal::Signal;
 
 use super::{
-    BENCH,
-    partner,
+    BENCH, partner,
     task::{Answer, Order, ServedNode, Task},
 };
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
 
 /// Runs a child process. Returns its exit code.
 pub(super) fn main(task: &str) -> Result<u8, Failure> {
-    follow_parent()?;
+    follow_parent(Signal::SIGKILL)?;
     match serde_json::from_str(task).map_err(|_| unknown_task(task))? {
         Task::Loop => compute(),
         Task::Program(words) => become_program(&words),
@@ -38,9 +38,11 @@ fn compute() -> ! {
     }
 }
 
-/// Replaces this process by a program. It still ends with the parent.
+/// Replaces this process by a program, which gets SIGTERM when the parent ends: it may have
+/// processes of its own to end.
 fn become_program(words: &[String]) -> Result<u8, Failure> {
     let Some((program, arguments)) = words.split_first() else { return Err(unknown_task("without words")) };
+    follow_parent(Signal::SIGTERM)?;
     Err(Command::new(program).args(arguments).exec()).context(|| program.clone())
 }
 

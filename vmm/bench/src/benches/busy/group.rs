@@ -146,8 +146,7 @@ impl Group {
     fn serve(&mut self, run: &Run<'_>, machine: &str) -> Result<Vec<ServedNode>, Failure> {
         let event_loop =
             run.event_loop.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
-        let task =
-            Task::Engine { sections: machine.to_owned(), directory: self.directory(), event_loop };
+        let task = Task::Engine { sections: machine.to_owned(), directory: self.directory(), event_loop };
         let engine = self.workers.start(child_command(&task)?, "engine")?;
         self.engine = Some(engine);
 
@@ -163,7 +162,11 @@ impl Group {
     }
 
     /// Starts a partner, on a user attachment of a node if it has a device.
-    fn start_partner(&mut self, partner: Partner, place: Option<(&ServedNode, usize)>) -> Result<(), Failure> {
+    fn start_partner(
+        &mut self,
+        partner: Partner,
+        place: Option<(&ServedNode, usize)>,
+    ) -> Result<(), Failure> {
         let mut command = child_command(&Task::Partner(partner))?;
         if let Some((node, user)) = place {
             let socket = node.users.get(user).ok_or_else(|| missing("an attachment"))?;
@@ -228,7 +231,9 @@ impl Group {
     /// Returns the context switches of all processes so far.
     fn switches(&self) -> GroupSwitches {
         let of = |index| self.workers.id(index).map(Switches::of).unwrap_or_default();
-        let sum = |indices: &[usize]| indices.iter().map(|&index| of(index)).fold(Switches::default(), |a, b| a + b);
+        let sum = |indices: &[usize]| {
+            indices.iter().map(|&index| of(index)).fold(Switches::default(), |a, b| a + b)
+        };
         GroupSwitches {
             engine: self.engine.map(of),
             pair: [FIRST, SECOND].map(|index| of(self.partners[index])),
@@ -273,7 +278,8 @@ struct GroupSwitches {
 impl GroupSwitches {
     /// Returns the differences from `earlier` counts.
     fn since(self, earlier: Self) -> Self {
-        let since = |now: Option<Switches>, then: Option<Switches>| now.zip(then).map(|(now, then)| now - then);
+        let since =
+            |now: Option<Switches>, then: Option<Switches>| now.zip(then).map(|(now, then)| now - then);
         Self {
             engine: since(self.engine, earlier.engine),
             pair: [FIRST, SECOND].map(|index| self.pair[index] - earlier.pair[index]),

@@ -42,10 +42,13 @@ use crate::{
 
 /// The bench. `all` leaves it out, because it takes the processors from everything else on the
 /// machine.
-pub const BENCH: Bench =
-    Bench::new("busy", "messages, FCNP and the demonstration beside processes that only compute", run)
-        .with_child(child::main)
-        .not_in_all();
+pub const BENCH: Bench = Bench::new(
+    "busy",
+    "messages, FCNP and the demonstration beside busy processes, which it starts and ends",
+    run,
+)
+.with_child(child::main)
+.not_in_all();
 
 /// What is measured, how often and for how long.
 struct Extent {
@@ -106,9 +109,7 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let extent = Extent::of(run);
     let most = extent.loops.iter().copied().max().unwrap_or(0);
     if !run.is_silent() {
-        print_note(format_args!(
-            "this bench starts up to {most} processes that only compute, and ends them"
-        ));
+        print_note(format_args!("this bench starts up to {most} processes that only compute, and ends them"));
     }
 
     let pairs = extent.loops.len() * extent.contestants.len();
@@ -132,14 +133,14 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     Ok(outcome)
 }
 
-/// Returns the goal that a figure is at most `limit`. The figure of a row without a measurement is
-/// the least that it can be, and its goal is missed.
+/// Returns the goal that a figure is at most `limit`. The goal of a row that was not measured to its
+/// end is missed. Its figure is that of an operation that took as long as the row may take.
 fn goal(description: String, limit: f64, row: &Row, figure: f64) -> Goal {
     match &row.not_measured {
         None => Goal::at_most(description, limit, figure),
         Some(why) => Goal {
             met: false,
-            ..Goal::at_most(format!("{description} (at least; {why})"), limit, figure)
+            ..Goal::at_most(format!("{description} ({why}; the limit is taken)"), limit, figure)
         },
     }
 }

@@ -37,12 +37,7 @@ pub(super) fn measure(run: &Run<'_>, extent: &Extent) -> Result<Outcome, Failure
 }
 
 /// Measures all contestants beside `count` processes, and adds their rows and goals to `outcome`.
-fn measure_beside(
-    run: &Run<'_>,
-    extent: &Extent,
-    count: u32,
-    outcome: &mut Outcome,
-) -> Result<(), Failure> {
+fn measure_beside(run: &Run<'_>, extent: &Extent, count: u32, outcome: &mut Outcome) -> Result<(), Failure> {
     // The contestants start before the loops, so that only exchanges are measured beside these.
     let mut entrants = Vec::new();
     for &contestant in extent.contestants {
@@ -69,8 +64,10 @@ fn measure_beside(
         };
 
         if contestant.has_device() {
-            let description =
-                format!("{} beside {count} loops, half a round trip, of a socket pair's, times", entrant.name);
+            let description = format!(
+                "{} beside {count} loops, half a round trip, of a socket pair's, times",
+                entrant.name
+            );
             outcome.goals.push(goal(description, MAX_OF_SOCKET, &row, entrant.mean_us(&row) / reference));
         }
         outcome.rows.push(of_socket(row, reference));

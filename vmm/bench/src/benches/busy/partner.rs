@@ -53,11 +53,15 @@ trait Partner {
 /// Runs the process.
 pub(super) fn main(partner: &task::Partner) -> Result<u8, Failure> {
     let mut partner = open(partner)?;
-    carry_out_orders(&Answer::Ready, |message| Answer::Failed { message }, |order| match order {
-        Order::Exchange(time) => exchange(partner.as_mut(), time).map(Answer::Exchanged),
-        Order::Echo => echo(partner.as_mut()).map(|()| Answer::Done),
-        Order::Barrier => partner.barrier().map(|()| Answer::Done),
-    })
+    carry_out_orders(
+        &Answer::Ready,
+        |message| Answer::Failed { message },
+        |order| match order {
+            Order::Exchange(time) => exchange(partner.as_mut(), time).map(Answer::Exchanged),
+            Order::Echo => echo(partner.as_mut()).map(|()| Answer::Done),
+            Order::Barrier => partner.barrier().map(|()| Answer::Done),
+        },
+    )
 }
 
 /// Makes round trips until `time` has passed. Returns the halves of their times. One more comes
@@ -112,7 +116,8 @@ fn open(partner: &task::Partner) -> Result<Box<dyn Partner>, Failure> {
         task::Partner::Socket { path, listens } => Box::new(open_socket(path, *listens)?),
         task::Partner::Pipes { reads, writes, is_first } => {
             let read = || File::open(reads).context(|| reads.display().to_string());
-            let write = || OpenOptions::new().write(true).open(writes).context(|| writes.display().to_string());
+            let write =
+                || OpenOptions::new().write(true).open(writes).context(|| writes.display().to_string());
             // Each open waits for the other process's.
             let (reader, writer) = if *is_first {
                 let writer = write()?;
@@ -175,8 +180,7 @@ fn open_rank(library: Library, rank: u32, ranks: u32, nodes: u32) -> Result<Box<
 
 /// Returns a rank of a transport of the matching layer.
 fn matched<T: matching::Transport + 'static>(transport: T, rank: u32) -> Result<Box<dyn Partner>, Failure> {
-    let endpoint =
-        matching::Endpoint::new(transport, Default::default()).context(|| "an endpoint".into())?;
+    let endpoint = matching::Endpoint::new(transport, Default::default()).context(|| "an endpoint".into())?;
     Ok(Box::new(Rank::new(endpoint, rank)?))
 }
 

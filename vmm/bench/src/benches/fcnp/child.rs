@@ -9,6 +9,7 @@ use nicforge::failure::{ErrorContext, Failure};
 use nicforge_driver::{Cancel, DeviceAddress, OpenOptions};
 use nix::{
     sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    sys::signal::Signal,
     unistd::Pid,
 };
 
@@ -53,7 +54,7 @@ pub(super) fn main(task: &str) -> Result<u8, Failure> {
         .split_once(':')
         .and_then(|(side, folder)| Some((Side::from_name(side)?, FilePath::new(folder))))
         .ok_or_else(|| Failure::usage("this is for the bench itself"))?;
-    follow_parent()?;
+    follow_parent(Signal::SIGKILL)?;
     let (listeners, addresses) = Listeners::bind(folder.join(side.name()))?;
     let mut child = Child {
         side,
