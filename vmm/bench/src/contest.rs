@@ -3,6 +3,8 @@
 //! Every second round has the opposite order. A disturbance on the host therefore affects all
 //! contestants alike. The result of a contestant is the median over its rounds.
 
+use std::time::{Duration, Instant};
+
 use nicforge::failure::Failure;
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +33,26 @@ impl Measurement {
     pub fn of_samples(samples: Samples) -> Self {
         Self { rate: None, samples }
     }
+}
+
+/// Calls `measure` up to `maximum` times, and returns the times that it returns. No call begins
+/// after `longest`: on a busy machine an operation may take as long as another process computes.
+///
+/// # Errors
+/// Returns the first error of `measure`.
+pub fn samples_within(
+    maximum: u32,
+    longest: Duration,
+    mut measure: impl FnMut() -> Result<Duration, Failure>,
+) -> Result<Measurement, Failure> {
+    let (begun, mut samples) = (Instant::now(), Samples::with_capacity(maximum as usize));
+    for _ in 0..maximum {
+        samples.add(measure()?);
+        if begun.elapsed() >= longest {
+            break;
+        }
+    }
+    Ok(Measurement::of_samples(samples))
 }
 
 /// Measures contestants in turns, `rounds` times each. `measure` gets the contestant and the number
@@ -155,8 +177,6 @@ fn measure_alternately<T, E>(
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -168,6 +188,14 @@ mod tests {
         });
         assert_eq!(order, [0, 1, 2, 2, 1, 0]);
         assert_eq!(results, Ok(vec![vec![0, 1]; 3]));
+    }
+
+    #[test]
+    fn samples_are_taken_until_their_number_or_their_time_is_reached() {
+        let count =
+            |maximum, longest| samples_within(maximum, longest, || Ok(Duration::ZERO)).unwrap().samples.len();
+        assert_eq!(count(3, Duration::from_secs(3600)), 3);
+        assert_eq!(count(3, Duration::ZERO), 1);
     }
 
     #[test]

@@ -6,17 +6,29 @@ use std::{
     io::{BufRead, BufReader, Write},
     os::unix::process::CommandExt,
     process::{Child, ChildStdin, Command, ExitStatus, Stdio},
+    sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nicforge::failure::{ErrorContext, Failure, print_line};
+use nix::{
+    sys::{
+        prctl,
+        signal::{Signal, killpg},
+    },
+    unistd::Pid,
+};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::bench::Run;
 
 /// The interval between two checks whether a program has ended.
-const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
+/// The interval between two checks for Ctrl-C while answers are awaited.
+const ANSWER_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// The time between SIGTERM and SIGKILL for a program that is ended early.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// Returns the command that starts this program as a child process of `bench`, with the task
 /// `task`.
@@ -35,31 +47,71 @@ pub fn unknown_task(task: &str) -> Failure {
     Failure::usage(format!("there is no task {task}"))
 }
 
-/// Runs a program until it ends. When the user ends the run, the program is killed.
+/// Makes this process get a signal when the process that started it ends, also when that is killed.
+/// A program that this process becomes gets it, too.
+///
+/// # Errors
+/// Returns an error when the kernel call fails.
+pub fn follow_parent(signal: Signal) -> Result<(), Failure> {
+    prctl::set_pdeathsig(signal).context(|| "following the parent".into())
+}
+
+/// Runs a program until it ends. When the user ends the run, the program is ended, too.
 ///
 /// # Errors
 /// Returns an error when the program cannot be started, and when the user has ended the run.
 pub fn status(run: &Run<'_>, command: &mut Command) -> Result<ExitStatus, Failure> {
+    let status = status_within(run, command, Duration::MAX)?;
+    // No run is as long as the limit.
+    status.ok_or_else(|| Failure::environment("a program does not end"))
+}
+
+/// Runs a program until it ends, for at most `limit`. Returns `None` when it was not done by then.
+///
+/// A program that is not done, or that runs when the user ends the run, gets SIGTERM with its
+/// process group. If it does not end within 10 s, the group is killed.
+///
+/// # Errors
+/// Returns an error when the program cannot be started, and when the user has ended the run.
+pub fn status_within(
+    run: &Run<'_>,
+    command: &mut Command,
+    limit: Duration,
+) -> Result<Option<ExitStatus>, Failure> {
     let name = command.get_program().to_string_lossy().into_owned();
     // A process group of its own keeps Ctrl-C from the program. Its end would otherwise look like a
     // failure.
     let mut child = command.process_group(0).spawn().context(|| format!("can't start {name}"))?;
+    let start = Instant::now();
 
     loop {
         let ended = child.try_wait().context(|| format!("waiting for {name}")).transpose();
         if let Some(status) = ended {
-            return status;
+            return status.map(Some);
         }
 
-        if let Err(ended) = run.check() {
-            // The program may have ended in this moment.
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(ended);
+        let checked = run.check();
+        if checked.is_err() || start.elapsed() >= limit {
+            end_group(&mut child);
+            return checked.map(|()| None);
         }
-
         thread::sleep(CHECK_INTERVAL);
     }
+}
+
+/// Ends a child process and its process group, and reaps the child.
+fn end_group(child: &mut Child) {
+    let group = Pid::from_raw(child.id() as i32);
+    let start = Instant::now();
+    // The calls fail when the processes have ended in this moment. The child is not reaped before,
+    // so that its number is not another group's.
+    let _ = killpg(group, Signal::SIGTERM);
+    while matches!(child.try_wait(), Ok(None)) && start.elapsed() < GRACE {
+        thread::sleep(CHECK_INTERVAL);
+    }
+
+    let _ = killpg(group, Signal::SIGKILL);
+    let _ = child.wait();
 }
 
 /// The parent's handle of a child process that carries out orders. Dropping it kills the process.
@@ -107,6 +159,11 @@ impl Worker {
         Ok(Self { name, process, orders, reader: Some(reader) })
     }
 
+    /// Returns the number of the process.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Sends an order.
     ///
     /// # Errors
@@ -125,6 +182,109 @@ impl Drop for Worker {
             // A reader that panicked left nothing to clean up.
             let _ = reader.join();
         }
+    }
+}
+
+/// An answer of a child process to an order.
+pub trait Answer: DeserializeOwned + Send + 'static {
+    /// Returns the reason why the order failed, if it did.
+    fn failure(&self) -> Option<&str>;
+}
+
+/// Child processes whose answers come into one queue. Dropping this kills them.
+pub struct Workers<A> {
+    workers: Vec<Worker>,
+    /// For further processes.
+    answer_sender: Sender<(usize, Option<A>)>,
+    /// The answers of all processes, by index. `None` comes when a process has ended.
+    answers: Receiver<(usize, Option<A>)>,
+}
+
+impl<A: Answer> Default for Workers<A> {
+    fn default() -> Self {
+        let (answer_sender, answers) = channel();
+        Self { workers: Vec::new(), answer_sender, answers }
+    }
+}
+
+impl<A: Answer> Workers<A> {
+    /// Starts a child process. Returns its index.
+    ///
+    /// # Errors
+    /// Returns an error when the process cannot be started.
+    pub fn start(&mut self, command: Command, name: impl Into<String>) -> Result<usize, Failure> {
+        let (index, answer_sender) = (self.workers.len(), self.answer_sender.clone());
+        self.workers.push(Worker::start(command, name, move |line| {
+            let answer = line.and_then(|line| serde_json::from_str(&line).ok());
+            let has_ended = answer.is_none();
+            // The receiver is gone when the benchmark has ended.
+            answer_sender.send((index, answer)).is_ok() && !has_ended
+        })?);
+        Ok(index)
+    }
+
+    /// Returns the number of the process with this index, if there is one.
+    pub fn id(&self, index: usize) -> Option<u32> {
+        self.workers.get(index).map(Worker::id)
+    }
+
+    /// Returns the name of the process with this index, for messages.
+    pub fn name(&self, index: usize) -> &str {
+        self.workers.get(index).map_or("", |worker| &worker.name)
+    }
+
+    /// Sends an order to the process with this index.
+    ///
+    /// # Errors
+    /// Returns an error when the process has ended.
+    pub fn send(&mut self, index: usize, order: &impl Serialize) -> Result<(), Failure> {
+        self.workers.get_mut(index).map_or(Ok(()), |worker| worker.send(order))
+    }
+
+    /// Waits for one answer from each process of `from`, for at most `limit`. Returns the answers
+    /// that have come, which are fewer after the time limit. `description` names the work in
+    /// errors.
+    ///
+    /// # Errors
+    /// Returns an error when an order has failed or a process has ended, and when the user has
+    /// ended the run.
+    pub fn collect(
+        &self,
+        run: &Run<'_>,
+        from: &[usize],
+        limit: Duration,
+        description: &str,
+    ) -> Result<Vec<(usize, A)>, Failure> {
+        let start = Instant::now();
+        let mut answers = Vec::with_capacity(from.len());
+
+        while answers.len() < from.len() {
+            run.check()?;
+            let left = limit.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                break;
+            }
+
+            let (index, answer) = match self.answers.recv_timeout(left.min(ANSWER_CHECK_INTERVAL)) {
+                Ok(received) => received,
+                // This value holds a sender, so that the channel is never disconnected.
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => continue,
+            };
+            let failed = |problem: &str| {
+                let message = format!("{description}: the {} process{problem}", self.name(index));
+                Err(Failure::environment(message))
+            };
+
+            match answer {
+                None => return failed(" has ended"),
+                Some(answer) => match answer.failure() {
+                    Some(message) => return failed(&format!(": {message}")),
+                    None => answers.push((index, answer)),
+                },
+            }
+        }
+
+        Ok(answers)
     }
 }
 

@@ -106,7 +106,7 @@ type Cell = fn(&Row) -> Option<String>;
 /// figures that only some benchmarks have follow the fixed columns, by name.
 fn rows(rows: &[Row]) -> TableData {
     // Name, whether the cells are numbers, and the cell of a row.
-    let fixed: [(&str, bool, Cell); 11] = [
+    let fixed: [(&str, bool, Cell); 13] = [
         ("path", false, |row| Some(row.path.clone())),
         ("backing", false, |row| row.backing.map(|backing| backing.name().to_owned())),
         ("accelerator", false, |row| row.accelerator.map(str::to_owned)),
@@ -115,9 +115,11 @@ fn rows(rows: &[Row]) -> TableData {
         ("direction", false, |row| row.direction.map(str::to_owned)),
         ("bytes", true, |row| row.bytes.map(format_size)),
         ("Gb/s", true, |row| row.gbit_s.map(format_figure)),
+        ("mean us", true, |row| row.mean_us.map(format_figure)),
         ("p50 us", true, |row| row.p50_us.map(format_figure)),
         ("p99 us", true, |row| row.p99_us.map(format_figure)),
         ("rate/s", true, |row| row.rate_per_s.map(format_figure)),
+        ("not measured", false, |row| row.not_measured.clone()),
     ];
 
     let used: Vec<_> =
@@ -262,6 +264,16 @@ mod tests {
                 .to_string();
         assert!(rows.contains("p50 us") && rows.contains("instructions"), "{rows}");
         assert!(!rows.contains("backing") && !rows.contains("FIFO"), "{rows}");
+    }
+
+    #[test]
+    fn a_row_without_figures_says_why() {
+        let not_measured = Some("not done in 30 s".to_owned());
+        let rows = [Row { mean_us: Some(1.5), ..Row::new("a") }, Row { not_measured, ..Row::new("b") }];
+
+        let expected = "| path | mean us | not measured |\n| --- | --: | --- |\n\
+            | a | 1.50 | - |\n| b | - | not done in 30 s |\n";
+        assert_eq!(super::rows(&rows).markdown(), expected);
     }
 
     #[test]

@@ -56,6 +56,9 @@ pub struct Row {
     /// Bandwidth of the payload, in Gb/s.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gbit_s: Option<f64>,
+    /// Mean time of one operation, in microseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mean_us: Option<f64>,
     /// Median time of one operation, in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p50_us: Option<f64>,
@@ -65,6 +68,9 @@ pub struct Row {
     /// Operations per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_per_s: Option<f64>,
+    /// Why figures are absent that the row should have, such as `not done in 30 s`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_measured: Option<String>,
     /// Figures that only this benchmark has. Their names carry the unit, such as `instructions` or
     /// `resident_mb`.
     #[serde(flatten)]

@@ -50,6 +50,11 @@ impl Samples {
         sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied().unwrap_or(0.0)
     }
 
+    /// Returns the mean in microseconds, or 0 without samples.
+    pub fn mean_us(&self) -> f64 {
+        self.nanoseconds.iter().sum::<f64>() / self.len().max(1) as f64 / 1e3
+    }
+
     /// Returns the median in microseconds.
     pub fn p50_us(&self) -> f64 {
         self.percentile(50.0) / 1e3
@@ -86,6 +91,7 @@ mod tests {
         assert_eq!(samples.percentile(50.0), 20.0);
         assert_eq!(samples.percentile(99.0), 40.0);
         assert_eq!(samples.percentile(0.0), 10.0);
+        assert_eq!((samples.mean_us(), Samples::default().mean_us()), (0.025, 0.0));
         assert_eq!(Samples::default().percentile(50.0), 0.0);
     }
 

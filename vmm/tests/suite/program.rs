@@ -192,7 +192,8 @@ fn stat_with_a_closed_output_pipe_ends_without_a_message() {
     let mut stderr = String::new();
     child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
 
-    assert_eq!(stderr, "");
+    // Lines of nicforge begin with its name. The environment may add others.
+    assert!(!stderr.contains("nicforge:"), "{stderr}");
 }
 
 /// Returns whether a program has blocked SIGTERM, to take it from a descriptor.

@@ -4,6 +4,7 @@
 //! line, `all`, `list` and the files of results come from that list.
 
 pub mod bgl;
+pub mod busy;
 pub mod extoll;
 pub mod fabric;
 pub mod fcnp;
@@ -35,6 +36,7 @@ pub const ALL: &[&Bench] = &[
     &bgl::BENCH,
     &vm::BENCH,
     &guest::BENCH,
+    &busy::BENCH,
 ];
 
 #[cfg(test)]

@@ -6,9 +6,19 @@
 #[path = "../common/report.rs"]
 mod report;
 
-use std::{collections::BTreeSet, process::Command};
+use std::{
+    collections::BTreeSet,
+    fs,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
 
 use nicforge_bench::benches::mmio::REGISTER_PATHS;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::Value;
 
 use crate::report::{assert_report, quick};
@@ -263,6 +273,93 @@ fn message_units_copies_and_velo_are_measured() {
     for row in rows_of("fifo8") {
         for part in ["program", "library", "driver", "machine", "network", "device"] {
             assert!((10.0..100_000.0).contains(&row[part].as_f64().unwrap()), "{row:#}");
+        }
+    }
+}
+
+#[test]
+fn messages_beside_busy_processes_are_measured() {
+    let report = quick("busy");
+    let paths = ["extoll", "fcnp", "socket-pair"];
+    assert_report(&report, "busy", &paths);
+
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2 * paths.len(), "{report:#}");
+    for (path, loops) in paths.iter().flat_map(|path| [(path, 0.0), (path, 4.0)]) {
+        let is_expected = |row: &&Value| row["path"] == *path && row["beside_loops"] == loops;
+        let row = rows.iter().find(is_expected).unwrap();
+        assert_eq!(row["bytes"], 8);
+
+        let has_device = *path != "socket-pair";
+        assert_eq!(row["backing"] == "vfio-user", has_device, "{row:#}");
+        // On a machine that does other work, a row may not be done in its time. It then says so.
+        if row["not_measured"].is_string() {
+            continue;
+        }
+        for figure in ["mean_us", "p50_us", "p99_us", "messages", "of_socket"] {
+            assert!(row[figure].as_f64() > Some(0.0), "{figure} of {row:#}");
+        }
+        for process in ["first", "second", "engine"] {
+            let counts = ["voluntary", "involuntary"].map(|kind| &row[format!("{process}_{kind}")]);
+            let is_counted = process != "engine" || has_device;
+            assert!(counts.iter().all(|count| count.is_number() == is_counted), "{row:#}");
+        }
+    }
+
+    // The two that go through a served machine, beside each number of loops.
+    assert_eq!(report["goals"].as_array().unwrap().len(), 4, "{report:#}");
+}
+
+/// How long something may take that a test waits for.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Waits until `attempt` returns a value.
+fn wait_for<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    while start.elapsed() < LIMIT {
+        if let Some(value) = attempt() {
+            return value;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    panic!("{what}: not within {LIMIT:?}");
+}
+
+/// Returns the running processes that `parent` has started, with their command lines.
+fn children_of(parent: u32) -> Vec<(u32, String)> {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let child = |number: u32| {
+        let stat = fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
+        // State and parent follow the name, which is in parentheses.
+        let mut words = stat.rsplit_once(')')?.1.split_whitespace();
+        let (state, parent_number) = (words.next()?, words.next()?);
+        let is_running = state != "Z" && parent_number.parse() == Ok(parent);
+        let command = fs::read_to_string(format!("/proc/{number}/cmdline")).ok()?;
+        is_running.then_some((number, command))
+    };
+    numbers.filter_map(child).collect()
+}
+
+#[test]
+fn busy_processes_end_on_ctrl_c_and_with_a_killed_bench() {
+    for (signal, code) in [(Signal::SIGINT, Some(130)), (Signal::SIGKILL, None)] {
+        let mut program = bench(&["busy", "--quick", "--json"]).stdout(Stdio::null()).spawn().unwrap();
+        let children = wait_for("busy processes", || {
+            let children = children_of(program.id());
+            let is_busy = children.iter().any(|(_, command)| command.contains("Loop"));
+            is_busy.then_some(children)
+        });
+
+        kill(Pid::from_raw(program.id() as i32), signal).unwrap();
+        let status = wait_for("the bench's end", || program.try_wait().unwrap());
+        assert_eq!(status.code(), code);
+
+        for (number, command) in children {
+            wait_for(&format!("the end of {command}"), || {
+                let command_now = fs::read_to_string(format!("/proc/{number}/cmdline")).unwrap_or_default();
+                (command_now != command).then_some(())
+            });
         }
     }
 }

@@ -9,7 +9,7 @@ use nicforge::failure::{ErrorContext, Failure};
 use nicforge_driver::{Cancel, DeviceAddress, OpenOptions};
 use nix::{
     sched::{CpuSet, sched_getaffinity, sched_setaffinity},
-    sys::{prctl, signal::Signal},
+    sys::signal::Signal,
     unistd::Pid,
 };
 
@@ -20,11 +20,14 @@ use super::{
     task::{Addresses, Answer, FlowTimes, Order, Side, Task},
     tree,
 };
-use crate::{machine, placement, process::carry_out_orders};
+use crate::{
+    machine, placement,
+    process::{carry_out_orders, follow_parent},
+};
 
 /// How long the server may take to notice that the previous measurement's client has closed a
 /// device.
-const DETACH_TIMEOUT: Duration = Duration::from_secs(5);
+const DETACH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The ends of FCNP or of a socket that an order has opened for a measurement.
 enum Open {
@@ -51,8 +54,7 @@ pub(super) fn main(task: &str) -> Result<u8, Failure> {
         .split_once(':')
         .and_then(|(side, folder)| Some((Side::from_name(side)?, FilePath::new(folder))))
         .ok_or_else(|| Failure::usage("this is for the bench itself"))?;
-    // The child ends with its parent, also when the parent is killed.
-    prctl::set_pdeathsig(Signal::SIGKILL).context(|| "following the parent".into())?;
+    follow_parent(Signal::SIGKILL)?;
     let (listeners, addresses) = Listeners::bind(folder.join(side.name()))?;
     let mut child = Child {
         side,

@@ -1,10 +1,6 @@
 //! Starts and controls the child processes from the parent.
 
-use std::{
-    path::Path as FilePath,
-    sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
-    time::{Duration, Instant},
-};
+use std::time::Duration;
 
 use nicforge::failure::{ErrorContext, Failure};
 use tempfile::TempDir;
@@ -17,29 +13,21 @@ use super::{
 use crate::{
     bench::Run,
     placement::Placement,
-    process::{self, Worker},
+    process::{self, Workers},
 };
 
 /// How long a child may take to carry out an order.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// The interval between two checks for Ctrl-C.
-const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The processes of a measurement.
 const SIDES: [Side; 3] = [Side::Io, Side::Compute, Side::Relay];
 
-/// A child process, and the addresses at which it listens.
-struct Child {
-    side: Side,
-    worker: Worker,
-    addresses: Option<Addresses>,
-}
-
 /// The child processes. Dropping this value ends them.
 pub(super) struct Children {
-    children: Vec<Child>,
-    /// The answers of all children. `None` comes when a child has ended.
-    answers: Receiver<(Side, Option<Answer>)>,
+    /// The processes of [`SIDES`], in that order.
+    workers: Workers<Answer>,
+    /// The addresses at which they listen.
+    addresses: [Option<Addresses>; SIDES.len()],
     /// The folder of the children's sockets. It is removed after the children have ended.
     folder: TempDir,
 }
@@ -50,33 +38,24 @@ impl Children {
         // The folder is accessible to this user only.
         let folder = tempfile::Builder::new().prefix("nicforge-bench-").tempdir();
         let folder = folder.context(|| "a directory for the bench's sockets".into())?;
-        let (answer_sender, answers) = channel();
-        let mut all = Self { children: Vec::new(), answers, folder };
+        let mut all = Self { workers: Workers::default(), addresses: Default::default(), folder };
 
         for side in SIDES {
-            let child = start(side, all.folder.path(), &answer_sender)?;
-            all.children.push(child);
+            let task = format!("{}:{}", side.name(), all.folder.path().display());
+            all.workers.start(process::child_command(BENCH.name, &task)?, side.name())?;
         }
-
-        // From here on the channel closes when all children have ended.
-        drop(answer_sender);
         for (side, answer) in all.collect(run, &SIDES, "its start")? {
-            if let (Answer::Listening(addresses), Some(child)) = (answer, all.child(side)) {
-                child.addresses = Some(addresses);
+            if let Answer::Listening(addresses) = answer {
+                all.addresses[side as usize] = Some(addresses);
             }
         }
 
         Ok(all)
     }
 
-    /// Returns the process of a side.
-    fn child(&mut self, side: Side) -> Option<&mut Child> {
-        self.children.iter_mut().find(|child| child.side == side)
-    }
-
     /// Returns the addresses at which the process of a side listens.
     fn addresses(&self, side: Side) -> Option<Addresses> {
-        self.children.iter().find(|child| child.side == side).and_then(|child| child.addresses.clone())
+        self.addresses[side as usize].clone()
     }
 
     /// Makes one measurement: the processes of the task's path open their ends, measure, and close.
@@ -135,7 +114,7 @@ impl Children {
 
     /// Sends an order to the process of a side.
     fn send(&mut self, side: Side, order: &Order) -> Result<(), Failure> {
-        self.child(side).map_or(Ok(()), |child| child.worker.send(order))
+        self.workers.send(side as usize, order)
     }
 
     /// Waits for one answer from each of `sides`, for at most [`ANSWER_TIMEOUT`]. `description`
@@ -146,60 +125,18 @@ impl Children {
         sides: &[Side],
         description: &str,
     ) -> Result<Vec<(Side, Answer)>, Failure> {
-        let start = Instant::now();
-        let mut answers: Vec<(Side, Answer)> = Vec::with_capacity(sides.len());
+        let from: Vec<_> = sides.iter().map(|&side| side as usize).collect();
+        let answers = self.workers.collect(run, &from, ANSWER_TIMEOUT, description)?;
+        let answers: Vec<_> = answers.into_iter().map(|(index, answer)| (SIDES[index], answer)).collect();
 
-        while answers.len() < sides.len() {
-            match self.answers.recv_timeout(CHECK_INTERVAL) {
-                Ok((side, Some(Answer::Failed { message }))) => {
-                    return Err(Failure::environment(format!(
-                        "{description}: the {} process: {message}",
-                        side.name()
-                    )));
-                }
-                Ok((side, Some(answer))) => answers.push((side, answer)),
-                Ok((side, None)) => {
-                    let message = format!("{description}: the {} process has ended", side.name());
-                    return Err(Failure::environment(message));
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Failure::environment(format!("{description}: the processes have ended")));
-                }
-            }
-
-            run.check()?;
-            if start.elapsed() > ANSWER_TIMEOUT {
-                let missing: Vec<_> = sides
-                    .iter()
-                    .filter(|side| answers.iter().all(|(other, _)| other != *side))
-                    .map(|side| side.name())
-                    .collect();
-                return Err(Failure::environment(format!(
-                    "{description}: no answer of {} within {ANSWER_TIMEOUT:?}",
-                    missing.join(" and ")
-                )));
-            }
+        if answers.len() < sides.len() {
+            let is_missing = |side: &&Side| answers.iter().all(|(other, _)| other != *side);
+            let missing: Vec<_> = sides.iter().filter(is_missing).map(|side| side.name()).collect();
+            return Err(Failure::environment(format!(
+                "{description}: no answer of {} within {ANSWER_TIMEOUT:?}",
+                missing.join(" and ")
+            )));
         }
-
         Ok(answers)
     }
-}
-
-/// Starts a child process. Its answers go to `answer_sender`, followed by `None` when it has ended.
-fn start(
-    side: Side,
-    folder: &FilePath,
-    answer_sender: &Sender<(Side, Option<Answer>)>,
-) -> Result<Child, Failure> {
-    let command = process::child_command(BENCH.name, &format!("{}:{}", side.name(), folder.display()))?;
-    let answer_sender = answer_sender.clone();
-    let worker = Worker::start(command, side.name(), move |line| {
-        let answer = line.and_then(|line| serde_json::from_str(&line).ok());
-        let has_ended = answer.is_none();
-        // The receiver is gone when the benchmark has ended.
-        answer_sender.send((side, answer)).is_ok() && !has_ended
-    })?;
-
-    Ok(Child { side, worker, addresses: None })
 }

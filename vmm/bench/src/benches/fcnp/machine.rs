@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// How long a measurement in this process may take.
-const MEASUREMENT_TIMEOUT: Duration = Duration::from_secs(30);
+const MEASUREMENT_TIMEOUT: Duration = Duration::from_secs(120);
 /// The interval between two checks for Ctrl-C.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 

@@ -52,14 +52,14 @@ const DEPTHS: [u32; 2] = [8, 256];
 /// Sizes of messages.
 const SIZES: [usize; 9] = [16, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
 /// Sizes of messages for a quick run.
-const QUICK_SIZES: [usize; 3] = [16, 64 << 10, 1 << 20];
+const QUICK_SIZES: [usize; 3] = [16, 1 << 10, 64 << 10];
 /// The message size for measurements with two outstanding requests.
 const TWO_OUTSTANDING_BYTES: usize = 64 << 10;
 /// The message size for measurements of latency.
 const LATENCY_BYTES: usize = 16;
 
-/// The greatest number of messages in a probe, which determines how many messages are measured.
-const MAX_PROBE_MESSAGES: u32 = 64;
+/// The duration of all round trips of a measurement, as a multiple of a stream's.
+const ROUND_TRIPS_DURATION: f64 = 8.0;
 /// The greatest number of messages in a measurement.
 const MAX_MESSAGES: u32 = 1_000_000;
 
@@ -69,7 +69,11 @@ struct Sweep {
     rounds: usize,
     /// Approximate duration of a measurement in seconds.
     seconds: f64,
-    /// Round trips of a measurement.
+    /// The greatest number of messages in a probe, which determines how many messages are
+    /// measured, and of its bytes.
+    probe_messages: u32,
+    probe_bytes: usize,
+    /// The greatest number of round trips of a measurement.
     round_trips: u32,
     /// Number of rounds for the choice of the placement.
     placement_rounds: usize,
@@ -85,6 +89,8 @@ impl Sweep {
                 sizes: &QUICK_SIZES,
                 rounds: 1,
                 seconds: 0.01,
+                probe_messages: 8,
+                probe_bytes: TWO_OUTSTANDING_BYTES,
                 round_trips: 200,
                 placement_rounds: 1,
                 limit: Duration::from_secs(12),
@@ -94,6 +100,8 @@ impl Sweep {
                 sizes: &SIZES,
                 rounds: 5,
                 seconds: 0.04,
+                probe_messages: 64,
+                probe_bytes: 4 * TWO_OUTSTANDING_BYTES,
                 round_trips: 2000,
                 placement_rounds: 3,
                 limit: Duration::from_secs(210),
@@ -114,9 +122,24 @@ impl Sweep {
         }
     }
 
+    /// Returns the number of messages of a probe.
+    fn probe(&self, bytes: usize) -> u32 {
+        ((self.probe_bytes / bytes) as u32).clamp(1, self.probe_messages)
+    }
+
     /// Returns the number of messages for one measurement, when `probe` messages took `seconds`.
-    fn messages(&self, probe: u32, seconds: f64) -> u32 {
-        ((f64::from(probe) * self.seconds / seconds) as u32).clamp(2, MAX_MESSAGES)
+    /// Returns `None` if the probe has taken so long that it is the measurement of a quick run.
+    fn messages(&self, probe: u32, seconds: f64) -> Option<u32> {
+        let is_measurement = self.rounds == 1 && seconds >= self.seconds;
+        let count = (f64::from(probe) * self.seconds / seconds) as u32;
+        (!is_measurement).then(|| count.clamp(2, MAX_MESSAGES))
+    }
+
+    /// Returns the number of round trips of one measurement, when `probe` messages took `seconds`:
+    /// fewer than on a machine at rest if each takes long.
+    fn round_trips(&self, probe: u32, seconds: f64) -> u32 {
+        let of_message = seconds / f64::from(probe);
+        ((ROUND_TRIPS_DURATION * self.seconds / of_message) as u32).clamp(2, self.round_trips)
     }
 }
 
@@ -139,6 +162,16 @@ impl Comparison {
     fn text(&self, contestant: &Contestant) -> String {
         format!("{}, {} bytes, {}", contestant.path.name(), self.bytes, self.direction.name())
     }
+}
+
+/// The result of a probe.
+struct Probe {
+    /// Messages per second.
+    rate: f64,
+    /// The number of messages of a measurement; `None` if the probe is the measurement.
+    messages: Option<u32>,
+    /// The number of round trips of a measurement.
+    round_trips: u32,
 }
 
 /// The machines, processes and placement of the measurements.
@@ -269,20 +302,49 @@ impl Setting<'_> {
         for depth in DEPTHS {
             let raw = rows::served_contestant(Path::Raw, depth, 1);
             for direction in [Direction::IoToCompute, Direction::ComputeToIo] {
-                let probe = raw.task(direction, TWO_OUTSTANDING_BYTES, Kind::Stream, MAX_PROBE_MESSAGES);
-                let seconds = self.measure(&raw, &probe)?.seconds();
-                let task = raw.task(
-                    direction,
-                    TWO_OUTSTANDING_BYTES,
-                    Kind::Stream,
-                    sweep.messages(MAX_PROBE_MESSAGES, seconds),
-                );
-                bandwidths.push(task.bandwidth(task.rate(&self.measure(&raw, &task)?)) / 1e9);
+                let probe = self.probe(&raw, direction, TWO_OUTSTANDING_BYTES, sweep)?;
+                let task = raw.task(direction, TWO_OUTSTANDING_BYTES, Kind::Stream, 1);
+                let rate = match probe.messages {
+                    Some(count) => self.stream_rate(&raw, direction, TWO_OUTSTANDING_BYTES, count)?,
+                    None => probe.rate,
+                };
+                bandwidths.push(task.bandwidth(rate) / 1e9);
             }
         }
 
         let logarithms: f64 = bandwidths.iter().map(|gbit_s| gbit_s.ln()).sum();
         Ok((logarithms / bandwidths.len() as f64).exp())
+    }
+
+    /// Sends the messages of a probe, which determine how many are measured.
+    fn probe(
+        &mut self,
+        contestant: &Contestant,
+        direction: Direction,
+        bytes: usize,
+        sweep: &Sweep,
+    ) -> Result<Probe, Failure> {
+        let count = sweep.probe(bytes);
+        let task = contestant.task(direction, bytes, Kind::Stream, count);
+        let measured = self.measure(contestant, &task)?;
+        let seconds = measured.seconds();
+        Ok(Probe {
+            rate: task.rate(&measured),
+            messages: sweep.messages(count, seconds),
+            round_trips: sweep.round_trips(count, seconds),
+        })
+    }
+
+    /// Returns the rate of a stream of about `count` messages, in messages per second.
+    fn stream_rate(
+        &mut self,
+        contestant: &Contestant,
+        direction: Direction,
+        bytes: usize,
+        count: u32,
+    ) -> Result<f64, Failure> {
+        let task = contestant.task(direction, bytes, Kind::Stream, count);
+        Ok(task.rate(&self.measure(contestant, &task)?))
     }
 
     /// Measures the contestants of a comparison in turns, and adds their measurements to `results`.
@@ -295,23 +357,22 @@ impl Setting<'_> {
         results: &mut Results,
     ) -> Result<(), Failure> {
         let &Comparison { direction, bytes, ref contestants } = comparison;
-        let mut counted = Vec::with_capacity(contestants.len());
+        let mut probed = Vec::with_capacity(contestants.len());
         for contestant in contestants {
             self.run.step(comparison.text(contestant))?;
-            let probe = ((4 * TWO_OUTSTANDING_BYTES) / bytes).clamp(2, MAX_PROBE_MESSAGES as usize) as u32;
-            let task = contestant.task(direction, bytes, Kind::Stream, probe);
-            let seconds = self.measure(contestant, &task)?.seconds();
-            counted.push((*contestant, sweep.messages(probe, seconds)));
+            probed.push((*contestant, self.probe(contestant, direction, bytes, sweep)?));
         }
 
         let run = self.run;
-        let measured = contest::run(run, rounds, counted, |(contestant, count), _| {
+        let measured = contest::run(run, rounds, probed, |(contestant, probe), _| {
             run.step(comparison.text(contestant))?;
-            let task = contestant.task(direction, bytes, Kind::Stream, *count);
-            let rate = task.rate(&self.measure(contestant, &task)?);
+            let rate = match probe.messages {
+                Some(count) => self.stream_rate(contestant, direction, bytes, count)?,
+                None => probe.rate,
+            };
             let mut samples = Samples::default();
             if bytes == LATENCY_BYTES && direction != Direction::Both && contestant.compute_cores == 1 {
-                let task = contestant.task(direction, bytes, Kind::PingPong, sweep.round_trips);
+                let task = contestant.task(direction, bytes, Kind::PingPong, probe.round_trips);
                 samples = self.measure(contestant, &task)?.latencies();
             }
             Ok(Measurement { rate: Some(rate), samples })
@@ -334,5 +395,40 @@ impl Setting<'_> {
         }
         let machine = self.served.iter().find(|machine| Some(machine.fifo_depth) == contestant.depth);
         self.children.measure(self.run, task, machine, &self.placement)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the extent of a quick run.
+    fn quick() -> Sweep {
+        Sweep {
+            sizes: &QUICK_SIZES,
+            rounds: 1,
+            seconds: 0.01,
+            probe_messages: 8,
+            probe_bytes: 1 << 16,
+            round_trips: 200,
+            placement_rounds: 1,
+            limit: Duration::from_secs(1),
+        }
+    }
+
+    #[test]
+    fn slow_probe_of_a_quick_run_is_its_measurement() {
+        let quick = quick();
+        assert_eq!([16, 1 << 14, 1 << 16, 1 << 20].map(|bytes| quick.probe(bytes)), [8, 4, 1, 1]);
+        assert_eq!([0.001, 0.02].map(|seconds| quick.messages(8, seconds)), [Some(80), None]);
+
+        let full = Sweep { rounds: 5, ..quick };
+        assert_eq!(full.messages(8, 0.02), Some(4));
+    }
+
+    #[test]
+    fn slow_round_trips_are_fewer() {
+        // A message takes 1 us, 1 ms and a second.
+        assert_eq!([8e-6, 8e-3, 8.0].map(|seconds| quick().round_trips(8, seconds)), [200, 80, 2]);
     }
 }

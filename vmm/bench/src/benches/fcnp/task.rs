@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::samples::Samples;
+use crate::{process, samples::Samples};
 
 /// The path of the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -219,6 +219,15 @@ pub(in crate::benches) enum Answer {
         /// The reason.
         message: String,
     },
+}
+
+impl process::Answer for Answer {
+    fn failure(&self) -> Option<&str> {
+        match self {
+            Self::Failed { message } => Some(message),
+            _ => None,
+        }
+    }
 }
 
 /// A period, in nanoseconds of the monotonic clock.

@@ -14,12 +14,11 @@ use super::{
 use crate::{
     bench::Run,
     benches::extoll::velo,
-    contest::{self, Measurement, Results, all_samples, ratio},
+    contest::{self, Measurement, Results, all_samples, ratio, samples_within},
     line_hop,
     machine::{Host, never_sleeping_wait},
     placement::Placement,
     row::{Backing, Goal, Outcome, Row},
-    samples::Samples,
 };
 
 /// Bytes of memory for the payloads.
@@ -82,9 +81,9 @@ impl Contestant {
 /// The amount of work in a measurement.
 #[derive(Clone, Copy, Debug)]
 struct Effort {
-    /// Duration of a measurement of a rate.
+    /// Duration of a measurement of a rate, and the longest one of a latency.
     sustained: Duration,
-    /// Number of messages, one after the other, for a latency.
+    /// The greatest number of messages, one after the other, for a latency.
     latency_messages: u32,
 }
 
@@ -108,10 +107,11 @@ pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> 
                 Contestant::Fifo => fifo_latency(&mut pair, &effort),
                 Contestant::FifoRate => fifo_rate(&mut pair, &effort),
                 Contestant::MatchingRate => ranks.rate(effort.sustained),
-                Contestant::Velo => velo.latency(effort.latency_messages),
+                Contestant::Velo => velo.latency(effort.latency_messages, effort.sustained),
                 Contestant::VeloRate => velo.rate(effort.sustained),
                 Contestant::LineHop => {
-                    line_hop::measure(placement.processor_of("engine"), effort.latency_messages)
+                    let processor = placement.processor_of("engine");
+                    line_hop::measure(processor, effort.latency_messages, effort.sustained)
                 }
             }
         })
@@ -135,27 +135,23 @@ pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> 
 
 /// Measures the time from a put until its counter shows that the data have arrived.
 fn put_latency(pair: &mut Pair, effort: &Effort) -> Result<Measurement, Failure> {
-    let mut samples = Samples::with_capacity(effort.latency_messages as usize);
-    for _ in 0..effort.latency_messages {
+    samples_within(effort.latency_messages, effort.sustained, || {
         pair.expect(nodes::BYTES);
         let start = Instant::now();
         spin_until(start, || pair.put(0, nodes::BYTES))?;
         spin_until(start, || Ok(pair.left() == 0))?;
-        samples.add(start.elapsed());
-    }
-    Ok(Measurement::of_samples(samples))
+        Ok(start.elapsed())
+    })
 }
 
 /// Measures the time from the send of a memory-FIFO message until its receiver has it.
 fn fifo_latency(pair: &mut Pair, effort: &Effort) -> Result<Measurement, Failure> {
-    let mut samples = Samples::with_capacity(effort.latency_messages as usize);
-    for _ in 0..effort.latency_messages {
+    samples_within(effort.latency_messages, effort.sustained, || {
         let start = Instant::now();
         spin_until(start, || Ok(pair.send(1)? == 1))?;
         spin_until(start, || Ok(pair.receive(1)? == 1))?;
-        samples.add(start.elapsed());
-    }
-    Ok(Measurement::of_samples(samples))
+        Ok(start.elapsed())
+    })
 }
 
 /// Spins until `is_done` returns `true`. It is an error if that takes longer than [`STEP_TIMEOUT`]

@@ -97,8 +97,12 @@ pub(in crate::benches) struct Peer(Pairs);
 
 impl Peer {
     /// Measures the time of `messages` messages, each from its send until its receiver has it.
-    pub(in crate::benches) fn latency(&mut self, messages: u32) -> Result<Measurement, Failure> {
-        self.0.measure_latency(&Effort { sustained: Duration::ZERO, latency_messages: messages, batches: 0 })
+    pub(in crate::benches) fn latency(
+        &mut self,
+        messages: u32,
+        longest: Duration,
+    ) -> Result<Measurement, Failure> {
+        self.0.measure_latency(&Effort { sustained: longest, latency_messages: messages, batches: 0 })
     }
 
     /// Measures the rate of messages over a time.
@@ -152,7 +156,8 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
                     None => Ok(Measurement::default()),
                 },
                 Contestant::LineHop => {
-                    line_hop::measure(placement.processor_of("engine"), effort.latency_messages)
+                    let processor = placement.processor_of("engine");
+                    line_hop::measure(processor, effort.latency_messages, effort.sustained)
                 }
             }
         })?;

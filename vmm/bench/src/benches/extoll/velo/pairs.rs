@@ -11,6 +11,7 @@ use nicforge_velo::{Address, Config, Error, PeerLink, Port};
 
 use super::{super::cards::vpid_at, BYTES, Effort, Measurement};
 use crate::{
+    contest::samples_within,
     machine::{never_sleeping_wait, open},
     samples::Samples,
 };
@@ -26,7 +27,7 @@ const WINDOW: u32 = 256;
 /// Number of slots in a receiver's ring.
 const SLOTS: u32 = 2048;
 /// The longest wait for a message.
-const STEP_TIMEOUT: Duration = Duration::from_secs(10);
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A sender and its receiver.
 pub(super) struct Pair {
@@ -204,9 +205,7 @@ impl Pairs {
     /// Measures the time from the send of a message until its receiver has it.
     pub(super) fn measure_latency(&mut self, effort: &Effort) -> Result<Measurement, Failure> {
         let pair = &mut self.0[0];
-        let mut samples = Samples::with_capacity(effort.latency_messages as usize);
-
-        for _ in 0..effort.latency_messages {
+        let measurement = samples_within(effort.latency_messages, effort.sustained, || {
             let start = Instant::now();
             while pair.send(1)? == 0 {
                 pair.progress()?;
@@ -219,10 +218,10 @@ impl Pairs {
                 }
             }
 
-            samples.add(start.elapsed());
-        }
+            Ok(start.elapsed())
+        })?;
 
         pair.drain()?;
-        Ok(Measurement::of_samples(samples))
+        Ok(measurement)
     }
 }

@@ -10,7 +10,7 @@ use super::{BYTES, Effort, Measurement};
 use crate::{bare_ring::BareRing, machine::never_sleeping_wait};
 
 /// The longest wait for the consumer.
-const STEP_TIMEOUT: Duration = Duration::from_secs(10);
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of records between two readings of the clock.
 const RECORDS_PER_CHECK: u32 = 1024;
 /// BAR and offset of the register in each record. No device carries the records out.

@@ -15,7 +15,7 @@ use super::{BYTES, Effort, Measurement};
 use crate::{placement::pin, samples::Samples};
 
 /// The longest wait for a message.
-const STEP_TIMEOUT: Duration = Duration::from_secs(10);
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 /// The content of a message that the far end returns.
 const ECHO: u64 = 0;
 /// The content of a message that the far end only receives.
