@@ -35,8 +35,8 @@ const ROUNDS: u32 = 100;
 
 /// Returns a machine of three nodes with two processes each.
 pub fn machine() -> Machine {
-    let text = "name = \"portals_floods\"\n[[seastar]]\ntorus = [3]\nprocesses = 2\n";
-    build(&parse(text, "portals_floods.toml", &families()).unwrap()).unwrap().0
+    let text = "name = \"portals-floods\"\n[[seastar]]\ntorus = [3]\nprocesses = 2\n";
+    build(&parse(text, "portals-floods.toml", &families()).unwrap()).unwrap().0
 }
 
 /// Boots a node whose kernel has a small event queue.

@@ -159,7 +159,7 @@ both_loops! {
         raw.send_fds(&version(0, 0, b"{}\0")[..4], &[remote_end.as_fd()]);
         drop(remote_end);
         // The passed end of the pair is closed although the message is incomplete.
-        assert_eq!(std::io::Read::read(&mut local_end, &mut [0]).unwrap(), 0);
+        assert_eq!(std::io::Read::read_to_end(&mut local_end, &mut Vec::new()).unwrap(), 0);
         raw.send(&version(0, 0, b"{}\0")[4..]);
 
         assert_eq!(raw.reply().0.reply_error(), None);
