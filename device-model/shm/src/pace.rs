@@ -28,7 +28,7 @@
 use std::{
     sync::{
         LazyLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -75,6 +75,8 @@ struct Host {
     poll: AtomicU64,
     /// Number of late yields.
     late_yields: AtomicU64,
+    /// Nothing is learnt any more: see [`poll_for_good`].
+    is_fixed: AtomicBool,
 }
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
@@ -88,6 +90,7 @@ impl Host {
             last_late: AtomicU64::new(0),
             poll: AtomicU64::new(FIRST_POLL.as_nanos() as u64),
             late_yields: AtomicU64::new(0),
+            is_fixed: AtomicBool::new(false),
         }
     }
 
@@ -108,6 +111,9 @@ impl Host {
     /// Records a yield that was late by `delay`. Races between threads only change by how much.
     fn note_late(&self, now: u64, delay: Duration) {
         self.late_yields.fetch_add(1, Ordering::Relaxed);
+        if self.is_fixed.load(Ordering::Relaxed) {
+            return;
+        }
         let before = self.last_late.swap(now, Ordering::Relaxed);
         let span = self.span.load(Ordering::Relaxed);
 
@@ -127,6 +133,9 @@ impl Host {
 
     /// Records a sleep that an event ended, `waited` after the wait had begun to poll.
     fn note_woken(&self, waited: Duration) {
+        if self.is_fixed.load(Ordering::Relaxed) {
+            return;
+        }
         let limit = self.poll.load(Ordering::Relaxed);
         let new = if waited < LONGEST_POLL {
             (limit * 2).min(nanoseconds(LONGEST_POLL))
@@ -167,6 +176,14 @@ pub fn late_yields() -> u64 {
 #[inline]
 pub fn poll_limit() -> Duration {
     Duration::from_nanos(HOST.poll.load(Ordering::Relaxed))
+}
+
+/// Lets all waits of this process poll until they end, and never sleep. It is for measurements and
+/// traces, in which time says nothing about the host.
+pub fn poll_for_good() {
+    HOST.is_fixed.store(true, Ordering::Relaxed);
+    HOST.busy_until.store(0, Ordering::Relaxed);
+    HOST.poll.store(u64::MAX, Ordering::Relaxed);
 }
 
 /// Yields the processor once, and returns whether the yield was late.
