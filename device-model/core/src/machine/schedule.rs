@@ -102,10 +102,13 @@ impl Schedule {
         }
     }
 
-    /// Sets the number of timers above which stale ones are removed, for a machine of this many
-    /// functions: twice their number, and a few for small machines.
+    /// Prepares for a machine of this many functions. Stale timers are removed above twice their
+    /// number, and a few for small machines. The lists of a step have room for all of them, so that
+    /// no step allocates.
     pub(super) fn set_functions(&mut self, functions: usize) {
         self.timer_limit = 2 * functions + 64;
+        self.worked.reserve(functions);
+        self.cooling.reserve(functions);
     }
 
     /// Makes a function hot: see [`Machine::wake`].

@@ -30,7 +30,8 @@ fn regions_for_the_vfio_user_crate(served: &Served, function: &str, attachment: 
         (region.flags & !REGION_FLAG_CAPS, region.size, start, areas)
     };
 
-    (0..PCI_NUM_REGIONS).map(region).collect()
+    // The waiting page comes after the regions of PCI.
+    (0..=PCI_NUM_REGIONS).map(region).collect()
 }
 
 /// Returns all regions of an attachment as nicforge's client understands them.
