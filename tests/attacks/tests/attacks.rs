@@ -178,7 +178,6 @@ attacks! {
     tree "tree";
     velo "velo";
     ack_flood "ack-flood";
-    left_memory "left-memory";
 }
 
 #[test]

@@ -85,7 +85,6 @@ pub const ATTACKS: &[Attack] = &[
     attack("tree", "turns of devices and rings", networks::tree),
     attack("velo", "turns of devices and rings", networks::velo),
     attack("ack-flood", "answers of a Portals kernel", peers::acknowledged_puts),
-    attack("left-memory", "memory that an ended client's packets refer to", peers::left_memory),
 ];
 
 /// Returns the attack with this name.

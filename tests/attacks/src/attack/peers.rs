@@ -13,7 +13,6 @@ use nicforge_portals::{
     Ack, Criteria, Descriptor, EventKind, Interface, Kernel, KernelConfig, Mode, Options, Position, Region,
     Target, Threshold, Unlink,
 };
-use nicforge_spi::{InjectionAttributes, MemoryFifo, Payload, Subgroup, memory_fifo};
 
 use super::networks::open;
 use crate::arena::{Arena, Failed, Round};
@@ -114,59 +113,5 @@ pub(super) fn acknowledged_puts(arena: &Arena) -> Round {
         stop.store(true, Ordering::Relaxed);
         cancel.cancel();
         ended
-    })
-}
-
-/// The FIFOs of a subgroup.
-const SEND: u8 = 0;
-const RECEIVE: u8 = 0;
-/// Bytes of memory of a subgroup: more than half of what a client may map.
-const TENANT_BYTES: usize = 96 << 20;
-/// Bytes of the reception FIFO that is never read: a few packets.
-const UNREAD_BYTES: u64 = 2048;
-/// Messages to that FIFO, and the bytes of each: more than the network holds.
-const MESSAGES: u32 = 64;
-const MESSAGE_BYTES: u64 = 64 << 10;
-
-/// Attacks by a Message Unit's user whose packets a hostile receiver does not take. It ends, and its
-/// attachment has another client.
-///
-/// A correct server lets the next client have as much memory as the one before. The packets remain.
-pub(super) fn left_memory(arena: &Arena) -> Round {
-    let mut receiver = Subgroup::open(&open(arena, "bgq1.s0")?, Default::default())?;
-    receiver.open_reception(RECEIVE, UNREAD_BYTES)?;
-    let unread = MemoryFifo { fifo: receiver.reception_id(RECEIVE), ..MemoryFifo::default() };
-    let own_fifo =
-        |subgroup: &Subgroup| MemoryFifo { fifo: subgroup.reception_id(RECEIVE), ..MemoryFifo::default() };
-
-    arena.repeat(|| {
-        let open_tenant = || -> Result<_, Failed> {
-            let mut tenant = Subgroup::open(&open(arena, "bgq0.s0")?, Default::default())?;
-            let memory = tenant.memory(TENANT_BYTES)?;
-            tenant.open_injection(SEND, MESSAGES, InjectionAttributes::default())?;
-            tenant.open_reception(RECEIVE, 64 << 10)?;
-            Ok((tenant, memory))
-        };
-
-        let (mut tenant, memory) = open_tenant()?;
-        let payload = Payload::memory(memory.iova(), MESSAGE_BYTES);
-        let route = tenant.position().dynamic(receiver.position().own);
-        let message = memory_fifo(payload, route, &unread).map_err(nicforge_spi::Error::from)?;
-        for _ in 0..MESSAGES {
-            tenant.inject(SEND, &message, Deadline::after(STEP_LIMIT), None)?;
-        }
-        receiver.wait_packet(RECEIVE, Deadline::after(STEP_LIMIT), None)?;
-        drop((tenant, memory));
-
-        // The next tenant sends to itself, past the packets that wait in the network.
-        let (mut next, memory) = open_tenant()?;
-        let route = next.position().dynamic(next.position().own);
-        let own = memory_fifo(Payload::memory(memory.iova(), 64), route, &own_fifo(&next))
-            .map_err(nicforge_spi::Error::from)?;
-        let number = next.inject(SEND, &own, Deadline::after(HONEST_LIMIT), None)?;
-        match next.injection().wait_done(SEND, number, Deadline::after(HONEST_LIMIT), None) {
-            Ok(()) => Ok(()),
-            Err(error) => Err(Failed::Harmed(format!("a message of the next tenant: {error}"))),
-        }
     })
 }
