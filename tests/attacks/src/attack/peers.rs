@@ -19,8 +19,6 @@ use crate::arena::{Arena, Failed, Round};
 
 /// Time within which an operation of an honest peer must end.
 const HONEST_LIMIT: Duration = Duration::from_secs(20);
-/// Time limit of an attacker's step that the server may hold up.
-const STEP_LIMIT: Duration = Duration::from_secs(1);
 /// Operations of honest peers in a round.
 const OPERATIONS: u32 = 16;
 

@@ -1,7 +1,7 @@
 //! Quick runs of all benchmarks. They check that the benchmarks work, and the contents of their
 //! reports. No result depends on time.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 #[path = "../common/report.rs"]
 mod report;

@@ -186,7 +186,8 @@ impl Stream {
     fn row(&self, measurements: &[Option<Measurement>]) -> Row {
         let mut row =
             Row { bytes: Some(BYTES), not_measured: self.not_measured.clone(), ..Row::new(self.name) };
-        let figures: [(&'static str, fn(&Measurement) -> f64); 4] = [
+        type Figure = (&'static str, fn(&Measurement) -> f64);
+        let figures: [Figure; 4] = [
             ("seconds", |measurement| measurement.seconds),
             ("processor_seconds", |measurement| measurement.processor_seconds),
             ("voluntary", |measurement| measurement.switches.voluntary as f64),
