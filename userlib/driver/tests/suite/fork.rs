@@ -144,8 +144,11 @@ fn await_child(child: Pid) {
     assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)));
 }
 
+/// A part of the child, by its name.
+type Part = (&'static str, fn(&OsString));
+
 /// The parts, by name. A child takes its own copy out of the option, and the parent's stays.
-const PARTS: [(&str, fn(&OsString)); 4] = [
+const PARTS: [Part; 4] = [
     ("child", |path| {
         let mut opened = Some(Opened::open(path));
         for value in 1..5 {
