@@ -227,9 +227,9 @@ impl Mapping {
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_FIXED | MapFlags::MAP_NORESERVE;
 
         self.remove_pages();
-        // SAFETY: replaces exactly the range that this value owns, by memory of the same protection.
-        // Other holders of its addresses make volatile and atomic accesses only, to whatever pages
-        // are there.
+        // SAFETY: replaces exactly the range that this value owns, by memory of the same
+        // protection. Other holders of its addresses make volatile and atomic accesses only, to
+        // whatever pages are there.
         unsafe { mmap_anonymous(Some(address), length, self.access.protection(), flags) }
             .map_err(|errno| MemoryError::Map { offset: 0, len, errno })?;
 

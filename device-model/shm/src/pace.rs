@@ -10,8 +10,8 @@
 //!
 //! A thread that yields looks busy to the scheduler. Beside other programs that compute, it gets
 //! its processor back only after a whole round of theirs, milliseconds later. A thread that sleeps
-//! is woken before them. So a process times its yields. While they come back late the host is *busy*
-//! ([`is_busy`]), and waits spin for [`BUSY_SPIN`] instead of yielding.
+//! is woken before them. So a process times its yields. While they come back late the host is
+//! *busy* ([`is_busy`]), and waits spin for [`BUSY_SPIN`] instead of yielding.
 //!
 //! # What a process learns
 //!

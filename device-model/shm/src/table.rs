@@ -1,5 +1,5 @@
-//! The process's table of ranges and descriptors that handlers must find without a lock: the handler
-//! of SIGBUS, and that of `fork` in the child.
+//! The process's table of ranges and descriptors that handlers must find without a lock: the
+//! handler of SIGBUS, and that of `fork` in the child.
 //!
 //! The table only grows, and its slots are never freed. A slot is protected by a sequence lock, so
 //! that a handler skips one that another thread is changing.
@@ -162,8 +162,8 @@ impl Registration {
         Ok(Registration { slot, owner })
     }
 
-    /// Marks the range as replaced, because its owner has replaced it. That is no fault, and does not
-    /// count as one.
+    /// Marks the range as replaced, because its owner has replaced it. That is no fault, and does
+    /// not count as one.
     pub(crate) fn mark_replaced(&self) {
         self.slot.mark_faulted();
     }

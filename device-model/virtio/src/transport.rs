@@ -358,11 +358,12 @@ impl Transport {
         }
     }
 
-    /// Interrupts the driver: by the event's vector if it uses MSI-X, and by INTx otherwise (4.1.5.3,
+    /// Interrupts the driver: by the event's vector if it uses MSI-X, and by INTx otherwise
+    /// (4.1.5.3,
     /// 4.1.5.4). An event without a vector interrupts no driver that uses MSI-X.
     ///
-    /// The interrupt status has the bit of a configuration change in both cases, and that of a queue
-    /// without MSI-X only (4.1.4.5.1).
+    /// The interrupt status has the bit of a configuration change in both cases, and that of a
+    /// queue without MSI-X only (4.1.4.5.1).
     pub(crate) fn interrupt(&mut self, context: &mut Context<'_>, event: Event) {
         let (vector, bit) = match event {
             Event::Config => (self.config_vector, isr::CONFIG),

@@ -311,8 +311,8 @@ impl Setting {
             Some(File::options().append(true).create(true).open(path)?)
         };
 
-        // A guest's memory must be mapped too. Other attackers have the limit of clients that are not
-        // trusted, although they belong to the server's user.
+        // A guest's memory must be mapped too. Other attackers have the limit of clients that are
+        // not trusted, although they belong to the server's user.
         let maps_large_files = attack.maps_large_files || self.guest.is_some();
         let limit = ["--mapped-limit", if maps_large_files { "8G" } else { "128M" }];
         Server::start(&self.server, self.event_loop, (&limit, attack.environment), log)

@@ -1,5 +1,5 @@
-//! Processes that put without end, with acknowledgements, to a process in host-based mode. The kernel
-//! keeps a bounded number of answers, and serves its own process and those of other nodes.
+//! Processes that put without end, with acknowledgements, to a process in host-based mode. The
+//! kernel keeps a bounded number of answers, and serves its own process and those of other nodes.
 
 use std::sync::Arc;
 
@@ -66,8 +66,8 @@ impl Party {
         Target::new(self.process.id(), PORTAL, BITS)
     }
 
-    /// Puts 8 bytes with acknowledgements, up to `maximum` times, until the call is refused. Returns
-    /// the number of puts.
+    /// Puts 8 bytes with acknowledgements, up to `maximum` times, until the call is refused.
+    /// Returns the number of puts.
     fn flood(&self, target: &Target, maximum: u32) -> u32 {
         let put = |_: &u32| self.process.interface.put_region(&self.source, 0, 8, Ack::Requested, target, 0);
         (0..maximum).take_while(|number| put(number).is_ok()).count() as u32
@@ -87,8 +87,8 @@ impl Party {
     }
 }
 
-/// A flood from one node is refused when the kernel has many answers to it. The kernel's own process
-/// goes on, to that node and to others, and so do messages of other nodes.
+/// A flood from one node is refused when the kernel has many answers to it. The kernel's own
+/// process goes on, to that node and to others, and so do messages of other nodes.
 #[body]
 pub fn a_flood_of_acknowledged_puts_is_refused_and_holds_up_no_other_node(rig: &dyn Rig) {
     let kernels = [0, 1, 2].map(|node| kernel(rig, node));

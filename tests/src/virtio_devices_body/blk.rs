@@ -176,8 +176,8 @@ pub fn a_disk_has_a_name(rig: &dyn Rig) {
     assert_eq!(request(&mut disk, GET_ID, 0, &[], 0), (OK, Vec::new()));
 }
 
-/// The used length is that of the bytes written without a gap from the buffer's start on, whose last
-/// one is the status only if the data reach it (2.7.8.2).
+/// The used length is that of the bytes written without a gap from the buffer's start on, whose
+/// last one is the status only if the data reach it (2.7.8.2).
 #[body]
 pub fn used_lengths_count_no_byte_that_was_not_written(rig: &dyn Rig) {
     let mut disk = Virtio::open(rig, "disk0");

@@ -166,8 +166,8 @@ impl Target {
         })
     }
 
-    /// Makes a file by `make`, and puts it in the place of one that may exist. `make` must fail when
-    /// there is a file already: in a folder that another user can write to, it may be a link.
+    /// Makes a file by `make`, and puts it in the place of one that may exist. `make` must fail
+    /// when there is a file already: in a folder that another user can write to, it may be a link.
     fn replace_file(&self, name: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), Failed> {
         let path = self.folder.join(name);
         let mut new = path.clone().into_os_string();

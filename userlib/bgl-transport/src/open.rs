@@ -111,8 +111,8 @@ impl BglTransport {
 
 impl Drop for BglTransport {
     fn drop(&mut self) {
-        // A transport that has failed can't send its messages any more. In a child of `fork`, they are
-        // the parent's.
+        // A transport that has failed can't send its messages any more. In a child of `fork`, they
+        // are the parent's.
         if self.failure.is_none() && !self.device().is_inherited() {
             let _ = self.close();
         }

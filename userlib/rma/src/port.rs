@@ -412,7 +412,8 @@ impl Port {
 impl Drop for Port {
     fn drop(&mut self) {
         // The card must release the queue before the queue's memory goes. After a loss or reset of
-        // the device it has done so, and an enabled queue may be that of another port. In a child of
+        // the device it has done so, and an enabled queue may be that of another port. In a child
+        // of
         // `fork`, it is the parent's.
         if self.device.is_inherited() {
             return;

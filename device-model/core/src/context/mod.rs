@@ -80,8 +80,8 @@ impl Context<'_> {
         self.function.wake_at = self.function.wake_at.min(time);
     }
 
-    /// Returns whether the attachment's client gets interrupts by MSI-X vectors, and not by the INTx
-    /// line: it has enabled MSI-X in configuration space, or has bound vectors and no line.
+    /// Returns whether the attachment's client gets interrupts by MSI-X vectors, and not by the
+    /// INTx line: it has enabled MSI-X in configuration space, or has bound vectors and no line.
     ///
     /// A device with registers that depend on this asks before it interrupts.
     pub fn uses_msix(&self, attachment_id: AttachmentId) -> bool {

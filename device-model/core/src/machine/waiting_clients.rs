@@ -76,8 +76,8 @@ impl Machine {
         self.schedule.client_wakes
     }
 
-    /// Wakes the clients that wait at functions that have worked, at the end of a step. `busy` tells
-    /// whether there is more work at once.
+    /// Wakes the clients that wait at functions that have worked, at the end of a step. `busy`
+    /// tells whether there is more work at once.
     #[inline(always)]
     pub(super) fn wake_waiting_clients(&mut self, busy: bool) {
         if !self.schedule.worked.is_empty() {

@@ -25,8 +25,8 @@ const OPERATIONS: u32 = 16;
 /// The portal and the match bits of all messages.
 const PORTAL: u8 = 4;
 const BITS: u64 = 7;
-/// Greatest number of answers that a kernel may keep: those above which it refuses a node, and those
-/// to the messages that are in its event queue by then.
+/// Greatest number of answers that a kernel may keep: those above which it refuses a node, and
+/// those to the messages that are in its event queue by then.
 const MOST_ANSWERS: usize = 4096;
 
 /// A process of the SeaStar that takes all puts, and puts 8 bytes at a time.

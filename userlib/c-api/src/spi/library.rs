@@ -28,8 +28,8 @@ const SUBGROUPS: u32 = 68;
 
 /// The devices that this process has opened. `None` until the first call, and after [`close`].
 static LIBRARY: Mutex<Option<Library>> = Mutex::new(None);
-/// The process that has opened them. It is checked before the lock is taken, which a thread may hold
-/// that only a parent of this process has.
+/// The process that has opened them. It is checked before the lock is taken, which a thread may
+/// hold that only a parent of this process has.
 static OWNER: OwnerCell = OwnerCell::new();
 
 /// The devices of a node.

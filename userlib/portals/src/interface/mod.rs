@@ -188,8 +188,8 @@ impl Interface {
 
 impl Drop for Interface {
     fn drop(&mut self) {
-        // The process ends before its memory is dropped with the fields. In a child of `fork`, it is
-        // the parent's.
+        // The process ends before its memory is dropped with the fields. In a child of `fork`, it
+        // is the parent's.
         if !self.link.device().is_inherited() {
             self.link.stop();
         }

@@ -322,8 +322,8 @@ impl Sender {
 
     /// Lets messages that must be transmitted again overtake others: those for which `overtakes`
     /// holds go first. The order within both kinds stays. Numbers belong to places: each message
-    /// gets the number of its new place, which the receiver expects there. Returns whether a message
-    /// has overtaken another.
+    /// gets the number of its new place, which the receiver expects there. Returns whether a
+    /// message has overtaken another.
     ///
     /// It does nothing unless the receiver has refused all of the messages whenever they were
     /// transmitted.
