@@ -403,7 +403,8 @@ mod tests {
         assert_eq!(mode(&path.join("admin")), 0o700);
     }
 
-    /// Puts a link to another directory at the path of a served one, as the owner of the parent can.
+    /// Puts a link to another directory at the path of a served one, as the owner of the parent
+    /// can.
     fn lead_elsewhere(path: &Path, target: &Path) {
         std::fs::rename(path, path.with_extension("moved")).unwrap();
         std::os::unix::fs::symlink(target, path).unwrap();

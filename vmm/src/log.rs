@@ -189,8 +189,8 @@ fn subscriber(queue: LogQueue, filter: EnvFilter) -> impl Subscriber + Send + Sy
         .finish()
 }
 
-/// Writes a field of a line. Values may be of clients and guests, so each is put in one line without
-/// control characters. The message itself may have several lines, for a back-trace.
+/// Writes a field of a line. Values may be of clients and guests, so each is put in one line
+/// without control characters. The message itself may have several lines, for a back-trace.
 fn write_field(writer: &mut format::Writer<'_>, field: &Field, value: &dyn Debug) -> fmt::Result {
     let value = format!("{value:?}");
     match field.name() {

@@ -282,7 +282,8 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        // A ring enabled since a reset may be another port's. In a child of `fork`, it is the parent's.
+        // A ring enabled since a reset may be another port's. In a child of `fork`, it is the
+        // parent's.
         if !self.device.is_inherited() && self.is_tenant() {
             self.ring.disable();
         }

@@ -38,7 +38,8 @@ const LOADS: u32 = 10_000;
 struct Line(AtomicU64);
 
 impl Line {
-    /// Waits for a count, or for [`END`], and returns it. Returns `None` when neither comes in time.
+    /// Waits for a count, or for [`END`], and returns it. Returns `None` when neither comes in
+    /// time.
     fn wait_for(&self, count: u64) -> Option<u64> {
         let mut deadline = None;
         loop {

@@ -60,9 +60,9 @@ impl Job {
     }
 }
 
-/// Unmaps client memory. Devices and packets may still hold it, by leases that have ended. They would
-/// keep the file with all its pages for as long as a receiver likes, and the engine's thread would
-/// unmap it in the end. So zero pages take the file's place.
+/// Unmaps client memory. Devices and packets may still hold it, by leases that have ended. They
+/// would keep the file with all its pages for as long as a receiver likes, and the engine's thread
+/// would unmap it in the end. So zero pages take the file's place.
 fn unmap(memory: &SharedMemory) {
     if memory.has_other_handles()
         && let Err(error) = memory.replace_by_zeros()

@@ -2,8 +2,8 @@
 //!
 //! Several ranges may come from one file. The file is mapped once, as a whole, and unmapped with
 //! the last range, which is also the end of all leases of it. A device or a packet may still hold
-//! such a lease, for as long as a receiver likes. So the file is unmapped beneath it, and zero pages
-//! take its place, which count for no client: see [`crate::closer::CloseQueue::drop_memory`].
+//! such a lease, for as long as a receiver likes. So the file is unmapped beneath it, and zero
+//! pages take its place, which count for no client: see [`crate::closer::CloseQueue::drop_memory`].
 //!
 //! The quota of bytes counts whole files: while a client punches a hole into a file, an access to
 //! any page of the hole waits in the kernel. A file that has grown counts with its new size when

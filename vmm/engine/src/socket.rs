@@ -350,7 +350,8 @@ fn into_owned_fd(fd: i32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// Removes the socket of a server that has ended, if there is one at a place. `address` leads there.
+/// Removes the socket of a server that has ended, if there is one at a place. `address` leads
+/// there.
 fn remove_stale(place: &SocketPlace, address: &UnixAddr) -> Result<(), EngineError> {
     let path = place.path();
     let failed = |what, reason: io::Error| EngineError::Socket { what, path: path.to_owned(), reason };

@@ -125,7 +125,8 @@ pub struct LogEnds {
 }
 
 impl LogEnds {
-    /// Adds the ends of the logs in a folder, by their names. A folder that cannot be read has none.
+    /// Adds the ends of the logs in a folder, by their names. A folder that cannot be read has
+    /// none.
     pub fn add_folder(&mut self, folder: &Path) {
         let Ok(entries) = std::fs::read_dir(folder) else { return };
         // A guest may share the folder, and a pipe in it would be waited for.

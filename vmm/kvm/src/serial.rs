@@ -94,8 +94,8 @@ impl SerialPort {
 impl State {
     /// Raises the interrupt for received data again if data are left in the FIFO. The UART's model
     /// drops its reason at each read of the data and of the reason, whereas a 16550A keeps it until
-    /// the FIFO is empty. Linux reads at most 256 bytes at a time, and waits for the interrupt of the
-    /// rest.
+    /// the FIFO is empty. Linux reads at most 256 bytes at a time, and waits for the interrupt of
+    /// the rest.
     fn raise_again(&mut self) {
         let has_data = self.uart.read(LINE_STATUS) & DATA_READY != 0;
         if !has_data || self.uart.read(LINE_CONTROL) & DIVISOR != 0 {

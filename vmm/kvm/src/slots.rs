@@ -77,8 +77,8 @@ impl Slots {
         Ok(Slot(slot))
     }
 
-    /// Removes a slot. When it returns, no processor uses its memory, unless the hypervisor refuses.
-    /// Then a later call of [`Slots::map`] or of this removes the slot.
+    /// Removes a slot. When it returns, no processor uses its memory, unless the hypervisor
+    /// refuses. Then a later call of [`Slots::map`] or of this removes the slot.
     pub(crate) fn unmap(&self, slot: Slot) {
         let mut used = self.used();
         if let Some(slot) = used.get_mut(&slot.0) {

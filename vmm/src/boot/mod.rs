@@ -71,8 +71,8 @@ Examples: {program} boot MACHINE --node NODE --shell
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(3600);
 /// How long a shell may take, unless the user sets a limit.
 const SHELL_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
-/// The folder, in that of prepared files, in which each guest has a file of its name once its command
-/// has begun. By these the program outside a nested guest sees that all has started.
+/// The folder, in that of prepared files, in which each guest has a file of its name once its
+/// command has begun. By these the program outside a nested guest sees that all has started.
 const STARTED: &str = "started";
 /// How long the engine may take to notice that clients have detached.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(2);

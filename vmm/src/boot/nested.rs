@@ -4,9 +4,9 @@
 //! This program, the machine's file, a kernel and the finished initramfs of each guest are put into
 //! the outer guest, and the same command runs there. Nothing is provisioned inside.
 //!
-//! The emulator hangs or crashes in the start of some guests. All limits are therefore kept here, by
-//! the host's clock: a guest that hangs may have no clock. A start that fails before any command has
-//! begun is tried again, up to [`MAX_STARTS`] times in all.
+//! The emulator hangs or crashes in the start of some guests. All limits are therefore kept here,
+//! by the host's clock: a guest that hangs may have no clock. A start that fails before any command
+//! has begun is tried again, up to [`MAX_STARTS`] times in all.
 
 use std::{
     path::Path,
@@ -54,8 +54,8 @@ const PREPARED: &str = "/share";
 const LOGS: &str = "logs";
 /// Number of starts of the outer guest, if commands begin in none of the others.
 const MAX_STARTS: u32 = 3;
-/// Time beyond the commands' own limit after which the command in the outer guest is ended here. The
-/// message of the command itself comes first, if that still works.
+/// Time beyond the commands' own limit after which the command in the outer guest is ended here.
+/// The message of the command itself comes first, if that still works.
 const GRACE: Duration = Duration::from_secs(60);
 /// Seconds that a system call of the inner server for a client may take. The emulator may stop the
 /// processor in the middle of one, for which the client must not be blamed.
@@ -111,8 +111,8 @@ pub(super) fn main(machine: &Path, families: &Families, options: &Options) -> Re
     result
 }
 
-/// The folder of this host that is the outer guest's `/share`: the prepared files, the inner guests'
-/// logs, and the reports of their starts.
+/// The folder of this host that is the outer guest's `/share`: the prepared files, the inner
+/// guests' logs, and the reports of their starts.
 struct Share {
     folder: TempDir,
     /// The names of the inner guests.

@@ -70,8 +70,8 @@ pub(super) fn run(
 /// Runs a program that sets the terminal's mode itself until it ends, for at most `limit`. Returns
 /// its exit status.
 ///
-/// `takes_input` is called again and again, with whether the script reads the line. The user's input
-/// is left alone until both are so. A failure of `takes_input` ends the program.
+/// `takes_input` is called again and again, with whether the script reads the line. The user's
+/// input is left alone until both are so. A failure of `takes_input` ends the program.
 pub(super) fn run_program(
     guest: &Guest,
     words: &[String],

@@ -1,8 +1,8 @@
 //! Programs in C that fork: their children have no part in what they have opened.
 //!
-//! The program `fork.c` forks between transfers of a library, and beside them. Its children make all
-//! calls, which are refused, and close all handles. It also closes and opens again while a child
-//! lives.
+//! The program `fork.c` forks between transfers of a library, and beside them. Its children make
+//! all calls, which are refused, and close all handles. It also closes and opens again while a
+//! child lives.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

@@ -355,8 +355,8 @@ both_loops! {
             write64(client, reg::LEASE, 0);
         };
 
-        // The device of these tests keeps a lease that has ended, as a packet does. Each call leaves
-        // another file: more than the quota of bytes permits at once.
+        // The device of these tests keeps a lease that has ended, as a packet does. Each call
+        // leaves another file: more than the quota of bytes permits at once.
         let first = served.client(A);
         lease_own_file(&first, "test-unmapped");
         first.dma_unmap(DmaUnmap::All).unwrap();

@@ -332,7 +332,8 @@ impl Plugged {
         }
     }
 
-    /// Reads from a BAR: the MSI-X table of the bus, or the function. Pending bits are those of both.
+    /// Reads from a BAR: the MSI-X table of the bus, or the function. Pending bits are those of
+    /// both.
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {
         let table = self.msix.as_ref().filter(|location| location.contains(bar, offset));
         // An access to the function takes no lock, so that a slow answer of its server delays no

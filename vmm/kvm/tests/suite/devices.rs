@@ -40,7 +40,8 @@ const DATA: u16 = LINE_PORT;
 const ENABLE: u16 = LINE_PORT + 1;
 const REASON: u16 = LINE_PORT + 2;
 const STATUS: u16 = LINE_PORT + 5;
-/// Most bytes that Linux reads without a look at the reason of the interrupt (`serial8250_rx_chars`).
+/// Most bytes that Linux reads without a look at the reason of the interrupt
+/// (`serial8250_rx_chars`).
 const LINUX_READS: usize = 256;
 
 /// A hypervisor that has memory, and refuses doorbells and messages.

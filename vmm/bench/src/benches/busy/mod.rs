@@ -133,8 +133,8 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     Ok(outcome)
 }
 
-/// Returns the goal that a figure is at most `limit`. The goal of a row that was not measured to its
-/// end is missed. Its figure is that of an operation that took as long as the row may take.
+/// Returns the goal that a figure is at most `limit`. The goal of a row that was not measured to
+/// its end is missed. Its figure is that of an operation that took as long as the row may take.
 fn goal(description: String, limit: f64, row: &Row, figure: f64) -> Goal {
     match &row.not_measured {
         None => Goal::at_most(description, limit, figure),
