@@ -5,17 +5,20 @@
 //! configuration space of its own. Each tenant gets new files, so that a former tenant that kept
 //! the old ones reaches nothing.
 
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, atomic::Ordering};
 
 use nicforge_hwi::{attachment::mirror, posted};
-use nicforge_shm::{Consumer, MemoryError, SharedCells, SharedMemory, SharedU32, SharedU64};
+use nicforge_shm::{
+    Consumer, MemoryError, SharedCells, SharedMemory, SharedU32, SharedU64,
+    wake::{NoFence, take_sleeper},
+};
 
 use crate::{
     decode::RegisterRange,
     dma::{DmaError, DmaMap},
     error::MachineError,
     ids::{AttachmentId, DmaToken},
-    interrupt::{INTX, Interrupts, MSIX},
+    interrupt::{INTX, InterruptSink, Interrupts, MSIX},
     pci::{ConfigSpace, MsixTable},
     spec::{AreaKind, BarSpec, FunctionSpec, Scope},
     time::Nanos,
@@ -49,6 +52,27 @@ pub struct AttachmentCounters {
     pub dma_errors: u64,
     /// Wake-ups that the client requested.
     pub wakes: u64,
+}
+
+/// The waiting word of a client, and what wakes the client.
+pub struct ClientWaker {
+    /// Not 0 while the client waits.
+    pub word: SharedU32,
+    /// Signalled when the word was found set.
+    pub sink: Arc<dyn InterruptSink>,
+}
+
+impl ClientWaker {
+    /// Wakes the client if it waits. Returns whether it did.
+    #[inline]
+    pub(crate) fn wake(&self) -> bool {
+        // The barrier on this processor is the client's.
+        let is_waiting = take_sleeper(&self.word, &NoFence);
+        if is_waiting {
+            self.sink.signal();
+        }
+        is_waiting
+    }
 }
 
 /// A posted-write ring, on the consumer's side.

@@ -6,9 +6,8 @@ use nicforge_shm::{RingHead, SharedCells};
 
 use super::Completion;
 use crate::{
-    attachment::{AttachmentList, Ring, WatchState},
+    attachment::{AttachmentList, ClientWaker, Ring, WatchState},
     ids::{AttachmentId, FunctionId},
-    machine::ClientWaker,
     panic::DevicePanic,
     spec::FunctionSpec,
     time::Nanos,

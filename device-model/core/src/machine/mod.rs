@@ -50,7 +50,6 @@ pub use self::{
     query::{RegionView, region},
     schedule::Next,
     virtual_time::{Endless, TurnLimits},
-    waiting_clients::ClientWaker,
 };
 use self::{
     active::ActiveFunction,
@@ -58,7 +57,6 @@ use self::{
     schedule::Schedule,
     virtual_time::{TurnCount, VirtualTime},
 };
-pub use crate::{attachment::DMA_QUOTA, context::Outgoing, error::MachineError};
 use crate::{
     attachment::{AttachmentList, Memories, create_memory},
     context::{FunctionState, Shared},
@@ -71,6 +69,11 @@ use crate::{
     spec::{MAX_NAME, Scope, SpecError},
     time::Nanos,
     trace::{Event, TraceSink},
+};
+pub use crate::{
+    attachment::{ClientWaker, DMA_QUOTA},
+    context::Outgoing,
+    error::MachineError,
 };
 
 /// Whether the machine polls a function's mapped memory.

@@ -14,43 +14,15 @@
 //!
 //! A client only shortens or lengthens its own sleep by what it stores in the word.
 
-use std::sync::Arc;
-
-use nicforge_shm::{
-    SharedU32,
-    wake::{NoFence, take_sleeper},
-};
-
 use super::{Machine, MachineError, active::ActiveFunction};
 use crate::{
+    attachment::ClientWaker,
     ids::{AttachmentId, FunctionId},
-    interrupt::InterruptSink,
 };
 
 /// Longest time for which a client waits while the machine has more to do, in nanoseconds: about
 /// the time of a wake-up.
 const LONGEST_DELAY: u64 = 20_000;
-
-/// The waiting word of a client, and what wakes the client.
-pub struct ClientWaker {
-    /// Not 0 while the client waits.
-    pub word: SharedU32,
-    /// Signalled when the word was found set.
-    pub sink: Arc<dyn InterruptSink>,
-}
-
-impl ClientWaker {
-    /// Wakes the client if it waits. Returns whether it did.
-    #[inline]
-    fn wake(&self) -> bool {
-        // The barrier on this processor is the client's.
-        let is_waiting = take_sleeper(&self.word, &NoFence);
-        if is_waiting {
-            self.sink.signal();
-        }
-        is_waiting
-    }
-}
 
 impl Machine {
     /// Sets how a client is woken that waits for its device, or `None` if it is not. The end of the
