@@ -2571,6 +2571,15 @@ struct nicforge_seastar_event {
 #define NICFORGE_SEASTAR_KERNEL_COMMAND_RECEIVE 6
 /* Reports how many events the kernel has taken. */
 #define NICFORGE_SEASTAR_KERNEL_COMMAND_TAKE 7
+/*
+ * Refuses puts and gets of a node to processes in host-based mode until
+ * ADMIT: the node sends them again. Replies and acknowledgements of the
+ * node are still taken. Messages that were taken before are still
+ * reported.
+ */
+#define NICFORGE_SEASTAR_KERNEL_COMMAND_REFUSE 8
+/* Takes puts and gets of a node again. */
+#define NICFORGE_SEASTAR_KERNEL_COMMAND_ADMIT 9
 /* Bits of KernelCommand::flags. */
 /* The process is in host-based mode: the kernel matches its messages. */
 #define NICFORGE_SEASTAR_KERNEL_FLAG_HOST_BASED (1ULL << 0)
@@ -2633,7 +2642,7 @@ struct nicforge_seastar_kernel_command {
 	 * memory.
 	 */
 	uint64_t list;
-	/* Target node. */
+	/* Target node, or the node that is refused or admitted. */
 	uint32_t node;
 	/* Bytes of the message, or events of the queue. */
 	uint32_t length;
