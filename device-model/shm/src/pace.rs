@@ -15,10 +15,10 @@
 //!
 //! # What a process learns
 //!
-//! - Two late yields within [`SUSPICION`] make the host busy for [`LATE_FACTOR`] times the delay,
-//!   at least [`SHORTEST_SPAN`] and at most [`LONGEST_SPAN`]. After that the next wait yields
+//! - Two late yields within `SUSPICION` make the host busy for `LATE_FACTOR` times the delay,
+//!   at least `SHORTEST_SPAN` and at most `LONGEST_SPAN`. After that the next wait yields
 //!   again. If that yield is late too, the host is busy for twice as long as before. One late yield
-//!   in [`LATE_FACTOR`] thus costs one or two per cent of the time.
+//!   in `LATE_FACTOR` thus costs one or two per cent of the time.
 //! - A sleep that was soon over would have been cheaper as a poll, so the limit of polling grows. A
 //!   long sleep lets it shrink again.
 //!
