@@ -19,10 +19,11 @@ use nicforge_hwi::torus::{BAR_SHARED, reg, shared, vector};
 use nicforge_machine::{build::build, description::parse};
 use nicforge_matching::{
     Access, Config as Matching, Endpoint, Envelope, Error as MatchingError, Get, Loss, Memory, Mode, Rank,
-    Region, RemoteRegion, Selector, Taken, Transport,
+    Region, RemoteRegion, Selector, Taken, Transport, wire,
 };
 use nicforge_nics::families;
 use nicforge_test_body::body;
+use zerocopy::IntoBytes;
 
 use crate::{
     backing::{Rig, test_deadline},
@@ -598,6 +599,115 @@ pub fn gets_outside_registered_memory_are_refused(rig: &dyn Rig) {
     assert_eq!((statistics.0.failed_gets, statistics.1.served_gets, statistics.1.refused_gets), (4, 1, 4));
     drop(ranks);
     assert_eq!(destination, source);
+}
+
+/// Ranks announce long messages and make no calls then, so that they answer no gets. Those from
+/// other ranks go on meanwhile.
+#[body(on(TORUS))]
+pub fn a_rank_that_answers_no_gets_holds_up_no_other(rig: &dyn Rig) {
+    let mut ranks = OnTorus::new(rig).ranks(4);
+    let mut hostile = [ranks.remove(3), ranks.remove(1)];
+    let mut world = World::of(ranks, Matching::default());
+
+    let mut waiting = Vec::new();
+    for (rank, number) in hostile.iter_mut().zip([3, 1]) {
+        for tag in 0..16_u64 {
+            let (context, reserved) = (0.into(), 0.into());
+            let (size, zero) = ((1 << 20).into(), 0.into());
+            let message = wire::Rendezvous {
+                context,
+                reserved,
+                tag: tag.into(),
+                size,
+                key: zero,
+                offset: zero,
+                request: tag.into(),
+            };
+            assert!(rank.try_send(0, wire::REQUEST, message.as_bytes()).unwrap());
+            waiting.push(Selector::exact(number, 0, tag));
+        }
+    }
+    world.drive_until("announcements", |world| {
+        for rank in &mut hostile {
+            rank.poll(64, &mut |_, _, _| Taken::Yes).unwrap();
+        }
+        (world.ranks[0].statistics().rendezvous == 32).then_some(())
+    });
+    // The ranks make no calls from here on.
+    let waiting: Vec<_> = waiting.into_iter().map(|selector| world.receive(0, selector, 1 << 20)).collect();
+
+    for round in 0..3 {
+        let send = world.send(1, 0, round, &pattern(round, 100_000));
+        let receive = world.receive(0, Selector::exact(2, 0, round), 100_000);
+        assert!(world.wait(0, receive).buffer.as_slice() == pattern(round, 100_000), "message {round}");
+        assert_eq!(world.wait(1, send).result, Ok(()));
+    }
+    for receive in waiting {
+        assert!(world.ranks[0].test(receive).unwrap().is_none());
+    }
+}
+
+/// Answers to the gets of a rank that takes none of them are limited by bytes, and a get that is
+/// longer than that is refused. The rank of the memory goes on.
+#[body(on(TORUS))]
+pub fn answers_to_gets_are_limited_by_bytes(rig: &dyn Rig) {
+    const LONG: usize = 8 << 20;
+
+    const LIMIT: usize = 64 << 10;
+    let open = |rank, get_bytes| {
+        let config = Config { get_bytes, gets: 32, answer_bytes: LIMIT, ..Config::default() };
+        BglTransport::open(device(rig, rank, 0), &Job::of_nodes(2), config).unwrap()
+    };
+    let mut ranks = [open(0, 4096), open(1, LONG)];
+    ranks[1].wait_for_all(test_deadline(), None).unwrap();
+    ranks[0].wait_for_all(test_deadline(), None).unwrap();
+
+    let (source, mut destination) = (vec![5_u8; LONG], vec![0_u8; LONG]);
+    let memory = |bytes: &[u8]| Memory { start: NonNull::from(bytes).cast(), length: bytes.len() };
+    // SAFETY: both buffers live until the ranks are dropped below, and nothing else uses them.
+    let from = unsafe { ranks[0].register(memory(&source), Access::Source) }.unwrap().unwrap();
+    let to_memory = Memory { start: NonNull::from(&mut destination[..]).cast(), length: LONG };
+    // SAFETY: as above.
+    let to = unsafe { ranks[1].register(to_memory, Access::Destination) }.unwrap().unwrap();
+
+    let get =
+        |length, cookie| Get { peer: 0, remote: from.remote, local: to, local_offset: 0, length, cookie };
+    let (deadline, mut relax, mut ended) = (test_deadline(), Relax::new(), Vec::new());
+    for cookie in 0..12 {
+        // Eight are too long, and four have the length of the longest that is answered.
+        let length = if cookie < 8 { LONG } else { LIMIT };
+        assert!(ranks[1].start_get(&get(length, cookie)).unwrap());
+    }
+
+    // The rank sends its gets, and takes no answer.
+    while ranks[0].statistics().refused_gets < 8 {
+        assert!(!deadline.has_passed(), "{:?}", ranks[0].statistics());
+        let refused = ranks[0].statistics().refused_gets;
+        ranks[0].poll(64, &mut |_, _, _| Taken::Yes).unwrap();
+        if refused == ranks[0].statistics().refused_gets {
+            ranks[1].poll(64, &mut |_, _, _| Taken::Yes).unwrap();
+        }
+        ranks[0].device().relax(&mut relax).unwrap();
+    }
+    let served = ranks[0].statistics().served_gets;
+    for _ in 0..100 {
+        ranks[0].poll(64, &mut |_, _, _| Taken::Yes).unwrap();
+    }
+    assert!(ranks[0].statistics().served_gets <= served + 1, "{:?}", ranks[0].statistics());
+
+    let deadline = test_deadline();
+    while ended.len() < 12 {
+        assert!(!deadline.has_passed(), "{ended:?} have ended");
+        for rank in &mut ranks {
+            rank.poll(64, &mut |_, _, _| Taken::Yes).unwrap();
+        }
+        ranks[1].poll_gets(16, &mut |cookie, result| ended.push((cookie, result.is_ok()))).unwrap();
+        ranks[0].device().relax(&mut relax).unwrap();
+    }
+    ended.sort_unstable();
+    assert!(ended.iter().all(|&(cookie, is_answered)| is_answered == (cookie >= 8)), "{ended:?}");
+    drop(ranks);
+    assert!(destination[..LIMIT] == source[..LIMIT]);
 }
 
 /// Two ranks in threads of their own exchange messages of the matching layer.

@@ -179,6 +179,27 @@ pub fn long_messages_may_exceed_the_staging_memory(rig: &dyn Rig) {
     }
 }
 
+/// A long message is received before others whose sources fill the staging memory.
+#[body]
+pub fn the_last_of_many_long_messages_is_received_first(rig: &dyn Rig) {
+    const COUNT: u64 = 30;
+    const LENGTH: usize = 20_000;
+
+    // Two sources fill the area that stays.
+    let config = Config { staging: 64 << 10, ..Config::default() };
+    let mut world = World::pair(&Extoll::with(rig, config));
+    let sends: Vec<_> = (0..COUNT).map(|tag| world.send(0, 1, tag, &pattern(tag, LENGTH))).collect();
+    for tag in (0..COUNT).rev() {
+        let receive = world.receive(1, Selector::exact(0, 0, tag), LENGTH);
+        let done = world.wait(1, receive);
+        assert_eq!(done.result, Ok(()));
+        assert!(done.buffer.as_slice() == pattern(tag, LENGTH), "message {tag}");
+    }
+    for send in sends {
+        assert_eq!(world.wait(0, send).result, Ok(()));
+    }
+}
+
 /// Deregistered memory can't be reached, neither by a peer's new requests nor by gets in flight.
 #[body(on(MACHINE, SLOW_CORES, LONG_LINK))]
 pub fn deregistered_memory_cannot_be_reached(rig: &dyn Rig) {
@@ -497,6 +518,42 @@ pub fn packets_of_a_process_outside_the_job_use_no_room_of_a_rank(rig: &dyn Rig)
     for (mut port, link) in outsiders {
         assert_eq!(port.send_nb(link, 1, &[0; 8]), Err(nicforge_velo::Error::NoCredit { address: at(0) }));
     }
+}
+
+/// A rank sends more messages than its window allows, which no receive takes. It is lost, and the
+/// other ranks exchange messages as before.
+#[body]
+pub fn a_rank_that_ignores_its_window_is_lost_alone(rig: &dyn Rig) {
+    let mut ranks = Extoll::new(rig).ranks(3);
+    let mut hostile = ranks.remove(1);
+    let mut world = World::of(ranks, Matching::default());
+    let mut round = 0;
+
+    // An eager message of 8 bytes: context 0, size 8, tag 7.
+    let mut message = [0_u8; 24];
+    (message[4], message[8]) = (8, 7);
+    for _ in 0..4000 {
+        world.drive_until("credit", |world| {
+            hostile.poll_gone();
+            hostile.poll(64, &mut |_, _, _| Taken::Yes).unwrap();
+            let is_lost = world.ranks[0].transport().statistics().strays > 0;
+            (is_lost || hostile.try_send(0, nicforge_matching::wire::FIRST, &message).unwrap()).then_some(())
+        });
+
+        if world.ranks[0].statistics().unexpected >= 256 && round < 3 {
+            let data = pattern(round, [8, 1000, 100_000][round as usize]);
+            world.send(1, 0, round, &data);
+            let receive = world.receive(0, Selector::exact(2, 0, round), data.len());
+            assert!(world.wait(0, receive).buffer.as_slice() == data);
+            round += 1;
+        }
+    }
+
+    let named = world.receive(0, Selector::exact(1, 0, 1), 8);
+    let error = MatchingError::PeerGone { peer: 1, why: Loss::Overrun };
+    assert_eq!(world.wait(0, named).result, Err(error));
+    assert_eq!(round, 3);
+    assert!(world.ranks[0].transport().statistics().held < 1000);
 }
 
 /// A process with a rank's VPID sends malformed messages and more notifications than fit. Only this

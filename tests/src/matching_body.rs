@@ -460,6 +460,72 @@ pub fn a_send_that_has_not_begun_can_be_cancelled_and_one_that_has_cannot(networ
     assert_eq!(world.wait(0, sends[10]).result, Err(Error::Cancelled));
 }
 
+/// Receives the message with a tag of a rank, whose data are a pattern, and checks it.
+fn receive_and_check<T: Transport>(world: &mut World<T>, to: usize, from: u32, tag: u64, length: usize) {
+    let receive = world.receive(to, Selector::exact(from, 0, tag), length);
+    let completion = world.wait(to, receive);
+    assert_eq!((completion.result, completion.length), (Ok(()), length), "message {tag} of {from}");
+    assert!(completion.buffer.as_slice() == pattern(tag, length), "message {tag} of {from}");
+}
+
+/// A receive gets its message although many others, which no receive takes, stand before it.
+#[body]
+pub fn the_last_of_many_messages_is_received_first(network: &impl Network) {
+    let mut world = World::pair(network);
+    // Short and long eager messages, and rendezvous messages.
+    for (tags, length) in [(0..600, 8), (600..800, 1500), (800..1400, 3000)] {
+        let sends: Vec<_> = tags.clone().map(|tag| world.send(0, 1, tag, &pattern(tag, length))).collect();
+
+        let last = tags.end - 1;
+        receive_and_check(&mut world, 1, 0, last, length);
+        for tag in tags.start..last {
+            receive_and_check(&mut world, 1, 0, tag, length);
+        }
+        for send in sends {
+            assert_eq!(world.wait(0, send).result, Ok(()));
+        }
+    }
+}
+
+/// The same with several senders, and a receive from any of them.
+#[body]
+pub fn the_last_messages_of_many_senders_are_received_first(network: &impl Network) {
+    const COUNT: u64 = 300;
+    let length = |tag: u64| [8, 300, 3000][tag as usize % 3];
+    let mut world = World::new(network, 4, Config::default());
+    for (from, tag) in (1..4).flat_map(|from| (0..COUNT).map(move |tag| (from, tag))) {
+        world.send(from, 0, tag, &pattern(tag, length(tag)));
+    }
+
+    for _ in 1..4 {
+        let receive = world.receive(0, Selector::any_source(0, COUNT - 1), 3000);
+        assert_eq!(world.wait(0, receive).result, Ok(()));
+    }
+    for (from, tag) in (1..4).flat_map(|from| (0..COUNT - 1).map(move |tag| (from, tag))) {
+        receive_and_check(&mut world, 0, from, tag, length(tag));
+    }
+}
+
+/// Where the pool of windows has no room, both sides get an error that names the window.
+#[body]
+pub fn all_that_wait_for_a_window_without_room_get_an_error(network: &impl Network) {
+    let mut world = World::new(network, 2, Config { pool: 1 << 18, ..Config::default() });
+    let sends: Vec<_> = (0..2000).map(|tag| world.send(0, 1, tag, &pattern(tag, 8))).collect();
+
+    let receive = world.receive(1, Selector::exact(0, 0, 1999), 8);
+    let error = world.wait(1, receive).result.unwrap_err();
+    assert!(matches!(error, Error::WindowFull { sender: 0, receiver: 1, .. }), "{error}");
+
+    let last = world.wait(0, sends[1999]).result.unwrap_err();
+    assert!(matches!(last, Error::WindowFull { sender: 0, receiver: 1, .. }), "{last}");
+    assert_eq!(world.wait(0, sends[0]).result, Ok(()));
+
+    // Both go on.
+    receive_and_check(&mut world, 1, 0, 0, 8);
+    world.send(1, 0, 7, &pattern(7, 8));
+    receive_and_check(&mut world, 0, 1, 7, 8);
+}
+
 /// Handles of completed requests and ranks that do not exist are refused.
 #[body]
 pub fn handles_of_completed_requests_and_ranks_beyond_the_job_are_refused(network: &impl Network) {

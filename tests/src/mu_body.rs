@@ -10,7 +10,7 @@ use nicforge_hwi::mu::INJECTION_FIFOS;
 use nicforge_machine::{build::build, description::parse};
 use nicforge_matching::{
     Access, Config as Matching, Endpoint, Envelope, Error as MatchingError, Get, Loss, Memory, Mode, Rank,
-    Region, RemoteRegion, Selector, Taken, Transport, TransportError,
+    Region, RemoteRegion, Selector, Taken, Transport, TransportError, wire,
 };
 use nicforge_mu_transport::{Config, Error, Job, MuTransport, RankAddress};
 use nicforge_nics::families;
@@ -164,6 +164,27 @@ pub fn long_messages_may_exceed_the_staging_memory(rig: &dyn Rig) {
     for rank in &world.ranks {
         let statistics = rank.transport().statistics();
         assert_eq!((statistics.staged, statistics.own_areas, statistics.failed_gets), (24, 16, 0));
+    }
+}
+
+/// A long message is received before others whose sources fill the staging memory.
+#[body]
+pub fn the_last_of_many_long_messages_is_received_first(rig: &dyn Rig) {
+    const COUNT: u64 = 30;
+    const LENGTH: usize = 20_000;
+
+    // Two sources fill the area that stays.
+    let config = Config { staging: 64 << 10, ..Config::default() };
+    let mut world = World::pair(&Units::with(rig, config));
+    let sends: Vec<_> = (0..COUNT).map(|tag| world.send(0, 1, tag, &pattern(tag, LENGTH))).collect();
+    for tag in (0..COUNT).rev() {
+        let receive = world.receive(1, Selector::exact(0, 0, tag), LENGTH);
+        let done = world.wait(1, receive);
+        assert_eq!(done.result, Ok(()));
+        assert!(done.buffer.as_slice() == pattern(tag, LENGTH), "message {tag}");
+    }
+    for send in sends {
+        assert_eq!(world.wait(0, send).result, Ok(()));
     }
 }
 
@@ -398,6 +419,48 @@ pub fn a_stalled_reader_blocks_only_its_own_senders(rig: &dyn Rig) {
         ranks[0].poll_gone();
         ranks[2].device().relax(&mut relax).unwrap();
     }
+}
+
+/// A rank announces long messages whose memory it does not have, and makes no calls then. Its unit
+/// answers no gets. Those from other ranks go on meanwhile.
+#[body]
+pub fn a_rank_that_answers_no_gets_holds_up_no_other(rig: &dyn Rig) {
+    // The rank is not given up while the others' messages pass.
+    let config = Config { gets: 4, patience: Duration::from_secs(1000), ..Config::default() };
+    let mut ranks = Units::with(rig, config).ranks(4);
+    let mut hostile = [ranks.remove(3), ranks.remove(1)];
+    let mut world = World::of(ranks, Matching::default());
+
+    let mut waiting = Vec::new();
+    for (rank, number) in hostile.iter_mut().zip([3, 1]) {
+        for tag in 0..16 {
+            // No rank has memory there.
+            let offset = (1 << 36) - (1 << 21);
+            assert!(rank.try_send(0, wire::REQUEST, &announcement(tag, 0, offset)).unwrap());
+            waiting.push(world.receive(0, Selector::exact(number, 0, tag), 1 << 20));
+        }
+    }
+    world.drive_until("announcements", |world| (world.ranks[0].statistics().rendezvous == 32).then_some(()));
+
+    for round in 0..3 {
+        let send = world.send(1, 0, round, &pattern(round, 1 << 20));
+        let receive = world.receive(0, Selector::exact(2, 0, round), 1 << 20);
+        assert!(world.wait(0, receive).buffer.as_slice() == pattern(round, 1 << 20), "message {round}");
+        assert_eq!(world.wait(1, send).result, Ok(()));
+    }
+    // The ranks have made no call meanwhile.
+    for receive in waiting {
+        assert!(world.ranks[0].test(receive).unwrap().is_none());
+    }
+    drop(hostile);
+}
+
+/// Returns the announcement of a message of 1 MiB at this key and offset of the sender's memory.
+fn announcement(tag: u64, key: u64, offset: u64) -> Vec<u8> {
+    let (context, reserved, request) = (0.into(), 0.into(), tag.into());
+    let size = (1 << 20).into();
+    let (key, offset) = (key.into(), offset.into());
+    wire::Rendezvous { context, reserved, tag: tag.into(), size, key, offset, request }.as_bytes().to_vec()
 }
 
 /// A remote get of a descriptor that the unit refuses stops a rank's FIFO. The rank restarts it,

@@ -14,7 +14,7 @@ use nicforge_matching::{
     Access, Config, Endpoint, Envelope, Get, Memory, Message, Mode, Region, RemoteRegion, Request, Selector,
     Taken, Transport,
     memory::{Fabric, FabricConfig, FabricPort},
-    wire::{self, Finish, First, Grant, Rendezvous},
+    wire::{self, Blocked, Finish, First, Full, Grant, Rendezvous},
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -45,6 +45,7 @@ pub fn body(data: &[u8]) {
     let config = Config {
         eager_threshold: input.pick(&[2048, 0, 100]),
         window: input.pick(&[65_536, 8192]),
+        pool: input.pick(&[1 << 20, 0, 20_000]),
         budget: input.pick(&[64, 1]),
         gets_in_flight: input.pick(&[4, 1]),
     };
@@ -78,7 +79,7 @@ pub fn body(data: &[u8]) {
         }
 
         let kept = world.ranks[0].store_bytes();
-        assert!(kept <= 3 * config.window, "{kept} bytes are kept");
+        assert!(kept <= 3 * config.window + config.pool, "{kept} bytes are kept");
     }
 
     world.finish();
@@ -348,6 +349,13 @@ impl HostileRank {
             }
             6 => {
                 self.send(to, wire::GRANT, Grant { limit: input.number().into() }.as_bytes());
+            }
+            7 if input.flag() => {
+                let other = input.number();
+                let (limit, used) = (input.pick(&[64, 512, other]).into(), input.number().into());
+                let verdict = input.pick(&[wire::ASK, wire::GIVE_UP, 2]).into();
+                self.send(to, wire::FULL, Full { limit, used, verdict, reserved: 0.into() }.as_bytes());
+                self.send(to, wire::BLOCKED, Blocked { limit }.as_bytes());
             }
             _ => {
                 let (kind, message) = (input.below(9) as u8, input.bytes(128));

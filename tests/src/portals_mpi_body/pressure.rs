@@ -1,7 +1,7 @@
 //! Full windows, full memory for unexpected messages, and a full card.
 
 use nicforge_portals::Mode;
-use nicforge_portals_mpi::{Config, Envelope, Selector};
+use nicforge_portals_mpi::{Config, Envelope, Error, Selector};
 use nicforge_test_body::body;
 
 use super::{MACHINE, World, bytes, in_both_modes, small};
@@ -39,6 +39,83 @@ pub fn messages_beyond_the_memory_wait_at_their_senders(rig: &dyn Rig) {
         let receiver = world.ranks[2].statistics();
         assert!(receiver.overflowed > 0 && receiver.repeated > 0, "{receiver:?}");
     });
+}
+
+/// A receive gets its message although more than a window of others, which no receive takes, stand
+/// before it.
+#[body]
+pub fn the_last_of_many_messages_is_received_first(rig: &dyn Rig) {
+    const MESSAGES: u64 = 200;
+    in_both_modes(rig, |world| {
+        // Short, medium and long messages.
+        for length in [10, 2000, 9000] {
+            let sends: Vec<_> =
+                (0..MESSAGES).map(|tag| world.send(0, 2, tag, &pattern(tag, length))).collect();
+            for tag in (0..MESSAGES).rev() {
+                let receive = world.receive(2, Selector::exact(0, 0, tag), length);
+                let done = world.wait(2, receive);
+                assert_eq!(done.result, Ok(()));
+                assert!(bytes(&done) == pattern(tag, length), "{tag} of {length} bytes");
+            }
+            for send in sends {
+                assert_eq!(world.wait(0, send).result, Ok(()));
+            }
+        }
+        assert!(world.ranks[2].statistics().kept > 0);
+    });
+}
+
+/// The same with several senders, and receives from any of them.
+#[body]
+pub fn the_last_messages_of_many_senders_are_received_first(rig: &dyn Rig) {
+    const MESSAGES: u64 = 100;
+    in_both_modes(rig, |world| {
+        let length = |tag: u64| [10, 2000, 9000][tag as usize % 3];
+        let mut sends = Vec::new();
+        for from in [0, 1, 3] {
+            for tag in 0..MESSAGES {
+                sends.push((from, world.send(from, 2, tag, &pattern(tag, length(tag)))));
+            }
+        }
+        for tag in (0..MESSAGES).rev() {
+            for _ in 0..3 {
+                let receive = world.receive(2, Selector::any_source(0, tag), length(tag));
+                let done = world.wait(2, receive);
+                assert_eq!(done.result, Ok(()));
+                assert!(bytes(&done) == pattern(tag, length(tag)), "{tag}");
+            }
+        }
+        for (from, send) in sends {
+            assert_eq!(world.wait(from, send).result, Ok(()));
+        }
+    });
+}
+
+/// Where no more headers are kept, both sides get an error that names the window, and go on.
+#[body]
+pub fn all_that_wait_for_a_full_window_get_an_error(rig: &dyn Rig) {
+    const MESSAGES: u64 = 200;
+    for (mode, from_any) in [(Mode::NicBased, true), (Mode::HostBased, false)] {
+        let mut world = World::new(rig, mode, Config { headers: 40, ..small() });
+        let sends: Vec<_> = (0..MESSAGES).map(|tag| world.send(0, 2, tag, &pattern(tag, 9000))).collect();
+        let last = MESSAGES - 1;
+        let selector = if from_any { Selector::any_source(0, last) } else { Selector::exact(0, 0, last) };
+        let receive = world.receive(2, selector, 9000);
+        let full = Err(Error::WindowFull { sender: 0, receiver: 2 });
+        assert_eq!(world.wait(2, receive).result, full);
+        assert_eq!(world.wait(0, sends[last as usize]).result, full);
+
+        // What has left is received: a window of kept headers, and a window. Then another message
+        // arrives.
+        for tag in 0..32 {
+            let receive = world.receive(2, Selector::exact(0, 0, tag), 9000);
+            assert!(bytes(&world.wait(2, receive)) == pattern(tag, 9000), "{tag}");
+        }
+        let send = world.send(0, 2, 500, &pattern(5, 9000));
+        let receive = world.receive(2, Selector::exact(0, 0, 500), 9000);
+        assert!(bytes(&world.wait(2, receive)) == pattern(5, 9000));
+        assert_eq!(world.wait(0, send).result, Ok(()));
+    }
 }
 
 /// The buffers for unexpected messages are used again and again, in turn.

@@ -1,10 +1,13 @@
 //! Configuration of a transport.
 
+use std::time::Duration;
+
 use nicforge_bgl::message;
 
 use crate::Error;
 
-/// Run-time parameters. They concern only their own rank.
+/// Run-time parameters. They concern only their own rank, but each rank's `get_bytes` must not
+/// exceed the other ranks' `answer_bytes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Messages of each other rank that are kept until the endpoint takes them, 1 to 4,096; 64 by
@@ -13,8 +16,15 @@ pub struct Config {
     /// Bytes of a get, 256 to 8 MiB; 65,536 by default.
     pub get_bytes: usize,
     /// Gets in flight at a time, 1 to 32; 8 by default. They take this number times
-    /// [`Config::get_bytes`] of memory.
+    /// [`Config::get_bytes`] of memory. Gets from one rank have half of the places at most.
     pub gets: usize,
+    /// Time after which gets that wait for their answers no longer count as in flight, so that
+    /// others can start; 100 ms by default. A rank answers when its program calls the endpoint
+    /// next. Gets from one rank still have no more than half of [`Config::gets`].
+    pub get_delay: Duration,
+    /// Bytes of answers to each other rank's gets that are on their way at a time, up to 64 MiB; 1
+    /// MiB by default, and [`Config::get_bytes`] at least. A longer get of another rank is refused.
+    pub answer_bytes: usize,
     /// Messages to each other rank that the message layer has not sent yet, 1 to 4,096; 32 by
     /// default.
     pub sends: usize,
@@ -25,7 +35,15 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { window: 64, get_bytes: 65_536, gets: 8, sends: 32, layer: message::Config::default() }
+        Self {
+            window: 64,
+            get_bytes: 65_536,
+            gets: 8,
+            get_delay: Duration::from_millis(100),
+            answer_bytes: 1 << 20,
+            sends: 32,
+            layer: message::Config::default(),
+        }
     }
 }
 
@@ -37,6 +55,7 @@ impl Config {
             ("window", self.window, 1..=4096, "1 to 4096"),
             ("get_bytes", self.get_bytes, 256..=8 << 20, "256 to 8 MiB"),
             ("gets", self.gets, 1..=32, "1 to 32"),
+            ("answer_bytes", self.answer_bytes, 0..=64 << 20, "up to 64 MiB"),
             ("sends", self.sends, 1..=4096, "1 to 4096"),
             ("layer.single", single, message::MAX_SINGLE..=message::MAX_SINGLE, "the default"),
         ];
@@ -46,6 +65,12 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// Returns the bytes of answers to one rank that are on their way at a time, which are also
+    /// those of the longest get that is answered.
+    pub(crate) fn longest_answer(&self) -> usize {
+        self.answer_bytes.max(self.get_bytes)
     }
 }
 
@@ -67,6 +92,7 @@ mod tests {
         assert_eq!(refused(Config { window: 0, ..good }), "window");
         assert_eq!(refused(Config { get_bytes: 255, ..good }), "get_bytes");
         assert_eq!(refused(Config { gets: 33, ..good }), "gets");
+        assert_eq!(refused(Config { answer_bytes: 65 << 20, ..good }), "answer_bytes");
         assert_eq!(refused(Config { sends: 0, ..good }), "sends");
         let layer = message::Config { single: 100, ..good.layer };
         assert_eq!(refused(Config { layer, ..good }), "layer.single");

@@ -3,7 +3,7 @@
 use nicforge_bgl::message::MatchInformation;
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
-    little_endian::{U16, U32},
+    little_endian::{U16, U32, U64},
 };
 
 /// The kinds of messages.
@@ -12,7 +12,7 @@ use zerocopy::{
 pub(crate) enum Kind {
     /// A message of the matching layer.
     Message = 1,
-    /// A get: the data are the offset, as 8 bytes.
+    /// A get: the data are a [`Question`].
     Get = 2,
     /// The data of a get.
     Data = 3,
@@ -32,17 +32,27 @@ pub(crate) struct Information {
     pub(crate) life: U16,
     /// Number of a get at the rank that asks.
     pub(crate) get: U32,
-    /// Key of the memory that is asked for.
-    pub(crate) key: U32,
+    /// Reserved; zero.
+    pub(crate) reserved: U32,
     /// Bytes that are asked for.
     pub(crate) length: U32,
+}
+
+/// The memory that a get asks for: the data of its message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct Question {
+    /// Key of the memory.
+    pub(crate) key: U64,
+    /// Offset in the memory.
+    pub(crate) offset: U64,
 }
 
 impl Information {
     /// Returns the information of a message for a life of its receiver.
     pub(crate) fn new(kind: Kind, life: u16) -> Self {
         let zero = U32::ZERO;
-        Self { kind: kind as u8, tag: 0, life: life.into(), get: zero, key: zero, length: zero }
+        Self { kind: kind as u8, tag: 0, life: life.into(), get: zero, reserved: zero, length: zero }
     }
 
     /// Returns the information of the bytes that a message carries.

@@ -42,7 +42,9 @@
 //! # Gets
 //! The torus has no DMA engine, so a get is a question to the other rank's software. That rank
 //! answers with a message of the data when its program calls the endpoint next. The message layer
-//! chooses the protocol by the length.
+//! chooses the protocol by the length. A rank that does not answer holds half of the places for
+//! gets at most, and only for a time ([`Config::get_delay`]). Answers to a rank that takes none are
+//! limited by bytes ([`Config::answer_bytes`]). Keys of memory are random.
 //!
 //! # Room
 //! A rank that reads nothing keeps [`Config::window`] messages of each other rank. Further ones

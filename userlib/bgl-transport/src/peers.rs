@@ -47,6 +47,8 @@ pub(crate) struct Peer {
     pub(crate) held: VecDeque<Held>,
     /// Its gets that wait for an answer.
     pub(crate) asked: usize,
+    /// Bytes of long answers to its gets that the message layer has not sent yet.
+    pub(crate) answering: usize,
 }
 
 /// A message that the message layer keeps.
@@ -69,6 +71,7 @@ impl Peer {
             inbox: VecDeque::new(),
             held: VecDeque::new(),
             asked: 0,
+            answering: 0,
         }
     }
 

@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 
 use nicforge_bgl::message::{Arrival, Buffer, Callbacks, Disposition, MAX_SINGLE, Received, Sent};
 use nicforge_matching::{Rank, TransportError};
+use zerocopy::FromBytes;
 
 use crate::{
     Core, Statistics,
     gets::{Asked, Gets, MAX_ASKED},
-    information::{Information, Kind},
+    information::{Information, Kind, Question},
     peers::{Held, Message, Peer, Presence},
     regions::Regions,
 };
@@ -40,22 +41,35 @@ pub(crate) struct Program {
 }
 
 /// Memory of messages that have ended, for new ones. The path of a message then allocates nothing.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Pool {
     /// Memory of messages of one packet.
     small: Vec<Vec<u8>>,
     /// Memory of gets.
     large: Vec<Vec<u8>>,
+    /// Bytes of `large`.
+    large_bytes: usize,
+    /// Greatest number of these bytes.
+    max_large_bytes: usize,
 }
 
 /// Pieces of memory of each kind that are kept.
 const KEPT: usize = 64;
 
 impl Pool {
+    /// Returns a pool that keeps up to `max_large_bytes` bytes of gets.
+    fn new(max_large_bytes: usize) -> Self {
+        Self { small: Vec::new(), large: Vec::new(), large_bytes: 0, max_large_bytes }
+    }
+
     /// Returns empty memory for a message of so many bytes.
     pub(crate) fn take(&mut self, length: usize) -> Vec<u8> {
-        let kind = if length <= MAX_SINGLE { &mut self.small } else { &mut self.large };
-        kind.pop().unwrap_or_else(|| Vec::with_capacity(length.max(MAX_SINGLE)))
+        if length <= MAX_SINGLE {
+            return self.small.pop().unwrap_or_else(|| Vec::with_capacity(MAX_SINGLE));
+        }
+        let memory = self.large.pop().unwrap_or_default();
+        self.large_bytes -= memory.capacity();
+        memory
     }
 
     /// Returns a buffer of so many bytes, to receive into.
@@ -68,9 +82,14 @@ impl Pool {
     /// Keeps the memory of a message that has ended.
     pub(crate) fn give(&mut self, mut memory: Vec<u8>) {
         memory.clear();
-        let kind = if memory.capacity() <= MAX_SINGLE { &mut self.small } else { &mut self.large };
-        if kind.len() < KEPT && memory.capacity() > 0 {
-            kind.push(memory);
+        let bytes = memory.capacity();
+        if bytes <= MAX_SINGLE {
+            if self.small.len() < KEPT && bytes > 0 {
+                self.small.push(memory);
+            }
+        } else if self.large.len() < KEPT && bytes <= self.max_large_bytes - self.large_bytes {
+            self.large_bytes += bytes;
+            self.large.push(memory);
         }
     }
 }
@@ -89,8 +108,8 @@ impl Program {
             peers: cores.iter().map(|&core| Peer::new(core)).collect(),
             ranks_of_cores,
             regions: Regions::default(),
-            gets: Gets::new(config.gets),
-            pool: Pool::default(),
+            gets: Gets::new(config.gets, cores.len(), config.get_delay),
+            pool: Pool::new(config.gets * config.get_bytes + config.longest_answer()),
             ready: VecDeque::with_capacity(cores.len()),
             refused: Vec::with_capacity(cores.len()),
             must_look: false,
@@ -151,7 +170,7 @@ impl Program {
 
     /// Notes a get of another rank.
     fn store_question(&mut self, rank: Rank, information: &Information, bytes: &[u8]) {
-        let Some(offset) = bytes.first_chunk::<8>() else { return };
+        let Ok(question) = Question::read_from_bytes(bytes) else { return };
         let peer = &mut self.peers[rank as usize];
         if peer.asked >= MAX_ASKED {
             self.statistics.strays += 1;
@@ -161,8 +180,8 @@ impl Program {
         self.gets.asked.push_back(Asked {
             rank,
             get: information.get.get(),
-            key: information.key.get(),
-            offset: u64::from_le_bytes(*offset),
+            key: question.key.get(),
+            offset: question.offset.get(),
             length: information.length.get(),
         });
     }
@@ -191,7 +210,7 @@ impl Callbacks for Program {
                 Kind::Message if arrival.length <= MAX_SINGLE && TAGS.contains(&information.tag) => {
                     return self.place_message(rank, arrival);
                 }
-                Kind::Get if arrival.length == 8 => {
+                Kind::Get if arrival.length == size_of::<Question>() => {
                     return Disposition::Receive(self.pool.buffer(arrival.length));
                 }
                 Kind::Data if self.gets.begin_arrival(information.get.get(), rank, arrival.length) => {
@@ -235,8 +254,12 @@ impl Callbacks for Program {
 
     fn senddone(&mut self, sent: Sent) {
         if let Some(rank) = self.rank_of(sent.destination) {
-            let sends = &mut self.peers[rank as usize].sends;
-            *sends = sends.saturating_sub(1);
+            let peer = &mut self.peers[rank as usize];
+            peer.sends = peer.sends.saturating_sub(1);
+            // All other messages are shorter.
+            if sent.buffer.len() > MAX_SINGLE {
+                peer.answering = peer.answering.saturating_sub(sent.buffer.len());
+            }
         }
         self.pool.give(sent.buffer.into_memory());
     }

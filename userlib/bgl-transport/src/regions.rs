@@ -2,23 +2,29 @@
 
 #![allow(unsafe_code, reason = "copies between buffers and memory that was registered by address")]
 
+use nicforge_driver::runtime::random;
 use nicforge_matching::{Access, Memory, Region, RemoteRegion};
 
-/// An entry of the table. Its number and its generation make a key.
+/// Bits of a key that are the number of its entry.
+const NUMBER_BITS: u32 = 20;
+/// Greatest number of entries.
+const MAX_ENTRIES: usize = 1 << NUMBER_BITS;
+
+/// An entry of the table.
 #[derive(Debug, Default)]
 struct Entry {
-    generation: u16,
+    key: u64,
     memory: Option<(Memory, Access)>,
 }
 
 /// The table of registered memory.
 ///
-/// A key is an entry's number in its lower half, and the entry's generation in its upper half. A
-/// key of memory that was deregistered is not valid again until the generation wraps.
+/// A key is an entry's number in its lower bits, and 44 random bits above them, drawn at each
+/// registration. So a rank reaches only memory whose key it was told.
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
     entries: Vec<Entry>,
-    free: Vec<u16>,
+    free: Vec<u32>,
 }
 
 // SAFETY: the pointers in the table are addresses of memory that the contract of
@@ -30,42 +36,37 @@ impl Regions {
     /// which is for a destination.
     pub(crate) fn add(&mut self, memory: Memory, access: Access) -> Option<Region> {
         let used = self.entries.len().saturating_sub(self.free.len());
-        if access == Access::Source && used >= usize::from(u16::MAX) {
+        if access == Access::Source && used >= MAX_ENTRIES - 1 {
             return None;
         }
         let number = match self.free.pop() {
             Some(number) => number,
-            None => {
-                let number = u16::try_from(self.entries.len()).ok()?;
+            None if self.entries.len() < MAX_ENTRIES => {
                 self.entries.push(Entry::default());
-                number
+                self.entries.len() as u32 - 1
             }
+            None => return None,
         };
-        let entry = self.entries.get_mut(usize::from(number))?;
-        entry.memory = Some((memory, access));
-        let key = u64::from(number) | u64::from(entry.generation) << 16;
+        let key = random() << NUMBER_BITS | u64::from(number);
+        *self.entries.get_mut(number as usize)? = Entry { key, memory: Some((memory, access)) };
         Some(Region { handle: key, remote: RemoteRegion { key, offset: 0 } })
     }
 
     /// Removes memory.
     pub(crate) fn remove(&mut self, handle: u64) {
-        let number = handle as u16;
+        let number = number_of(handle);
         if self.find(handle).is_some()
-            && let Some(entry) = self.entries.get_mut(usize::from(number))
+            && let Some(entry) = self.entries.get_mut(number as usize)
         {
             entry.memory = None;
-            entry.generation = entry.generation.wrapping_add(1);
             self.free.push(number);
         }
     }
 
     /// Returns the memory with a key.
     fn find(&self, key: u64) -> Option<(Memory, Access)> {
-        let entry = self.entries.get(usize::from(key as u16))?;
-        if u64::from(entry.generation) != key >> 16 {
-            return None;
-        }
-        entry.memory
+        let entry = self.entries.get(number_of(key) as usize)?;
+        if entry.key == key { entry.memory } else { None }
     }
 
     /// Returns the memory with a key, if it is for `access` and has `length` bytes from `offset`
@@ -107,6 +108,11 @@ impl Regions {
     }
 }
 
+/// Returns the number of the entry of a key.
+fn number_of(key: u64) -> u32 {
+    key as u32 & (MAX_ENTRIES as u32 - 1)
+}
+
 #[cfg(test)]
 mod tests {
     use std::ptr::NonNull;
@@ -140,13 +146,33 @@ mod tests {
     }
 
     #[test]
+    fn keys_have_nothing_in_common_but_the_entry() {
+        let (mut bytes, mut regions) = ([0], Regions::default());
+        let keys: Vec<_> = (0..64)
+            .map(|_| {
+                let region = regions.add(memory(&mut bytes), Access::Source).unwrap();
+                regions.remove(region.handle);
+                region.remote.key
+            })
+            .collect();
+
+        for (index, key) in keys.iter().enumerate() {
+            assert_eq!(number_of(*key), 0);
+            assert!(!keys[..index].contains(key));
+        }
+        // Each random bit takes both values; one that does not has a chance of 2^-63.
+        let (ones, zeros) = keys.iter().fold((0, 0), |(ones, zeros), key| (ones | key, zeros | !key));
+        assert_eq!((ones & zeros) >> NUMBER_BITS, u64::MAX >> NUMBER_BITS);
+    }
+
+    #[test]
     fn sources_leave_an_entry_for_a_destination() {
         let mut bytes = [0];
         let mut regions = Regions::default();
         let sources: Vec<_> = std::iter::repeat_with(|| regions.add(memory(&mut bytes), Access::Source))
             .map_while(|a| a)
             .collect();
-        assert_eq!(sources.len(), 65_535);
+        assert_eq!(sources.len(), MAX_ENTRIES - 1);
 
         let destination = regions.add(memory(&mut bytes), Access::Destination).unwrap();
         assert!(regions.add(memory(&mut bytes), Access::Destination).is_none());

@@ -21,6 +21,7 @@ pub struct Statistics {
     pub failed_gets: u64,
     /// Gets of other ranks that were answered with data.
     pub served_gets: u64,
-    /// Gets of other ranks for memory that is not registered.
+    /// Gets of other ranks for memory that is not registered, or longer than
+    /// [`crate::Config::answer_bytes`].
     pub refused_gets: u64,
 }

@@ -9,16 +9,17 @@ use std::fmt;
 
 use nicforge_bgl::{
     Error as LayerError,
-    message::{Buffer, Disposition, MessageLayer},
+    message::{Buffer, Disposition, MAX_SINGLE, MessageLayer},
     packet::{PacketDevice, Torus},
 };
 use nicforge_driver::Relax;
 use nicforge_matching::{Access, Get, Gone, Memory, Rank, Region, Taken, Transport, TransportError};
+use zerocopy::IntoBytes;
 
 use crate::{
     Config, Error, Statistics,
     gets::Asked,
-    information::{Information, Kind},
+    information::{Information, Kind, Question},
     peers::Presence,
     program::{Program, TAGS},
 };
@@ -136,32 +137,39 @@ impl BglTransport {
         peer.life().is_some() && peer.sends < self.config.sends
     }
 
-    /// Answers the gets of other ranks, as far as there is room for messages to them.
+    /// Answers the gets of other ranks, as far as there is room for messages to them. Copies no
+    /// more bytes than the answers to one rank have.
     fn answer_gets(&mut self) -> Result<(), Error> {
+        let limit = self.config.longest_answer();
+        let mut copied: usize = 0;
         for _ in 0..self.program.gets.asked.len() {
             let Some(asked) = self.program.gets.asked.pop_front() else { break };
+            let bytes = (asked.length as usize).min(limit);
             let peer = &mut self.program.peers[asked.rank as usize];
-            if peer.life().is_some() && peer.sends >= self.config.sends {
+
+            let has_room = peer.sends < self.config.sends && peer.answering + bytes <= limit;
+            if peer.life().is_some() && (!has_room || copied + bytes > limit) {
                 self.program.gets.asked.push_back(asked);
                 continue;
             }
             peer.asked -= 1;
             if let Some(life) = peer.life() {
-                self.answer_get(asked, life)?;
+                copied += self.answer_get(asked, life)?;
             }
         }
         Ok(())
     }
 
-    /// Answers a get: with the data, or with a refusal if the memory is not registered.
-    fn answer_get(&mut self, asked: Asked, life: u16) -> Result<(), Error> {
+    /// Answers a get: with the data, or with a refusal if the memory is not registered. Returns the
+    /// bytes of the answer.
+    fn answer_get(&mut self, asked: Asked, life: u16) -> Result<usize, Error> {
         let Asked { rank, get, key, offset, length } = asked;
         let length = length as usize;
-        let is_possible = length <= self.config.get_bytes.max(MAX_ANSWER)
-            && self.program.regions.contains(key.into(), Access::Source, offset, length);
+        let is_possible = length <= self.config.longest_answer()
+            && self.program.regions.contains(key, Access::Source, offset, length);
 
         let mut bytes = self.program.pool.take(if is_possible { length } else { 0 });
-        let is_read = is_possible && self.program.regions.read(key.into(), offset, length, &mut bytes);
+        let is_read = is_possible && self.program.regions.read(key, offset, length, &mut bytes);
         let kind = if is_read { Kind::Data } else { Kind::Refusal };
         let counter = if is_read {
             &mut self.program.statistics.served_gets
@@ -171,8 +179,11 @@ impl BglTransport {
         *counter += 1;
 
         let information = Information { get: get.into(), ..Information::new(kind, life) };
-        self.post(rank, information, bytes)?;
-        Ok(())
+        let length = bytes.len();
+        if self.post(rank, information, bytes)? && length > MAX_SINGLE {
+            self.program.peers[rank as usize].answering += length;
+        }
+        Ok(length)
     }
 
     /// Offers the messages that have arrived to `sink`, until it has taken `budget` messages. The
@@ -255,12 +266,12 @@ impl BglTransport {
     /// Does the work of [`Transport::start_get`]. Returns false when there is no room.
     fn send_get(&mut self, get: &Get, life: u16) -> Result<bool, Error> {
         let Some(number) = self.program.gets.add(*get) else { return Ok(false) };
-        let mut bytes = self.program.pool.take(8);
-        bytes.extend_from_slice(&get.remote.offset.to_le_bytes());
+        let question = Question { key: get.remote.key.into(), offset: get.remote.offset.into() };
+        let mut bytes = self.program.pool.take(size_of_val(&question));
+        bytes.extend_from_slice(question.as_bytes());
 
         let information = Information {
             get: number.into(),
-            key: (get.remote.key as u32).into(),
             length: (get.length as u32).into(),
             ..Information::new(Kind::Get, life)
         };
@@ -272,10 +283,6 @@ impl BglTransport {
         Ok(true)
     }
 }
-
-/// Bytes of a get that a rank answers, whatever its own gets have at most: the limit of
-/// [`Config::get_bytes`].
-const MAX_ANSWER: usize = 8 << 20;
 
 // SAFETY: registered memory is reached through `Regions` alone, which checks each range and each
 // access against the registration, and forgets it in `deregister`. A source is read only to answer
@@ -290,7 +297,7 @@ unsafe impl Transport for BglTransport {
     }
 
     fn max_message_bytes(&self) -> usize {
-        nicforge_bgl::message::MAX_SINGLE
+        MAX_SINGLE
     }
 
     fn max_get_bytes(&self) -> usize {
@@ -335,7 +342,7 @@ unsafe impl Transport for BglTransport {
         let Some(peer) = self.program.peers.get(get.peer as usize) else {
             return Err(TransportError { what: "there is no such rank to get from", value: get.peer.into() });
         };
-        if get.length == 0 || get.length > self.config.get_bytes || get.remote.key > u32::MAX.into() {
+        if get.length == 0 || get.length > self.config.get_bytes {
             let value = get.length as u64;
             return Err(TransportError { what: "a get is impossible", value });
         }
@@ -343,8 +350,8 @@ unsafe impl Transport for BglTransport {
             return Err(TransportError { what: "the rank of a get is lost", value: get.peer.into() });
         }
 
-        let life = peer.life().filter(|_| self.has_room(get.peer) && self.program.gets.has_room());
-        let Some(life) = life else { return Ok(false) };
+        let life = peer.life().filter(|_| self.has_room(get.peer));
+        let Some(life) = life.filter(|_| self.program.gets.has_room(get.peer)) else { return Ok(false) };
         self.send_get(get, life).map_err(|error| self.fail(error))
     }
 

@@ -12,7 +12,7 @@ pub struct Config {
     /// Bytes of a get, 4,096 to 8 MiB, a multiple of 4,096; 65,536 by default.
     pub get_bytes: usize,
     /// Gets in flight at a time, 1 to 32; 8 by default. They take this number times
-    /// [`Config::get_bytes`] of memory.
+    /// [`Config::get_bytes`] of memory. Gets from one rank have half of them at most.
     pub gets: usize,
     /// Bytes of the memory for sources that stays registered: a power of two of 8,192 or more; 8
     /// MiB by default. Unused pages take no memory. A kernel may have no such piece of memory;

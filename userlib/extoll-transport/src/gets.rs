@@ -102,6 +102,11 @@ impl Gets {
         self.chunk_bytes
     }
 
+    /// Returns the number of gets from one rank in flight at most.
+    fn quota(&self) -> usize {
+        self.chunks.len().div_ceil(2)
+    }
+
     /// Ends all writes to a destination.
     pub(crate) fn withdraw(&mut self, handle: u64) {
         for get in self.chunks.iter_mut().filter_map(|chunk| chunk.get.as_mut()) {
@@ -154,6 +159,11 @@ impl ExtollTransport {
             return refused("a get's destination is not within its region", get.local_offset as u64);
         }
 
+        // One rank leaves chunks for others, whose cards may answer sooner.
+        if peer.gets >= self.gets.quota() {
+            return Ok(false);
+        }
+
         // Without a free chunk, the caller tries again when a get has ended.
         let Some(chunk) = self.gets.free.pop() else {
             return if self.gets.in_flight > 0 {
@@ -186,6 +196,7 @@ impl ExtollTransport {
                     length: get.length,
                 });
                 self.gets.in_flight += 1;
+                self.peers[get.peer as usize].gets += 1;
                 self.statistics.gets += 1;
                 Ok(true)
             }
@@ -217,6 +228,7 @@ impl ExtollTransport {
                     if notification.role == Role::Requester
                         && let Some(EndedGet { chunk, get }) = self.gets.take_notified(&notification)
                     {
+                        self.peers[get.rank as usize].gets -= 1;
                         let result = self.complete_get(chunk, get, notification.status);
                         sink(get.cookie, result);
                         done += 1;
@@ -286,6 +298,7 @@ impl ExtollTransport {
         let mut done = 0;
         for chunk in 0..self.gets.chunks.len() as u16 {
             if let Some(EndedGet { get, .. }) = self.gets.take_chunk(chunk) {
+                self.peers[get.rank as usize].gets -= 1;
                 // The card may have given up this get.
                 self.gets.renew(&self.rma, chunk);
                 let error =

@@ -53,8 +53,11 @@
 //!
 //! Thus a card never reaches a buffer of the application, and no peer can after a deregistration.
 //!
-//! Peers can read staged data, and earlier data until it is overwritten: the ranks of a job trust
-//! each other with their messages.
+//! Peers can read staged data, and earlier data until it is overwritten: a rank must trust the
+//! others with the contents of its long messages.
+//!
+//! A rank that sends more than its window of the matching layer is lost alone. Gets from one rank
+//! have half of the chunks at most.
 //!
 //! # Death of a peer
 //! A rank is one process at its VPID. The card's directory has a generation for each VPID, which

@@ -41,6 +41,8 @@ pub(crate) struct Peer {
     pub(crate) health: Health,
     /// Messages that the matching layer has refused so far.
     pub(crate) held: VecDeque<Message>,
+    /// Gets from it in flight.
+    pub(crate) gets: usize,
 }
 
 impl Peer {

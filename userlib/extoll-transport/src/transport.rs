@@ -9,7 +9,7 @@ use std::{collections::VecDeque, fmt};
 
 use nicforge_driver::{Cancel, Deadline, Device, OpenOptions, Relax, Waiter, environment};
 use nicforge_matching::{
-    Access, Get, Gone, Memory, Rank, Region, Taken, Transport, TransportError,
+    Access, Get, Gone, Loss, Memory, Rank, Region, Taken, Transport, TransportError,
     losses::{Health, LossWatch},
     staging::Staging,
 };
@@ -56,14 +56,15 @@ pub struct ExtollTransport {
 }
 
 /// Limit of [`RefusedRanks`], in windows of credits of a rank.
-const HELD_WINDOWS: usize = 2;
+const HELD_WINDOWS: usize = 8;
 
 /// The ranks with messages that the matching layer has refused.
 ///
 /// Invariant: a rank is in `ranks` once while its peer holds messages.
 pub(crate) struct RefusedRanks {
     pub(crate) ranks: Vec<Rank>,
-    /// Number of held messages of a rank from which on no further messages are taken.
+    /// Maximum number of held messages of a rank. A rank that sends more is lost, so that it
+    /// neither fills this process's memory nor keeps messages of other ranks in the ring.
     limit: usize,
 }
 
@@ -122,7 +123,7 @@ impl ExtollTransport {
             .map(|address| {
                 let target = rma.connect(address.node, address.vpid)?;
                 let held = VecDeque::new();
-                Ok(Peer { address, target, generation: 0, link: None, health: Health::Alive, held })
+                Ok(Peer { address, target, generation: 0, link: None, health: Health::Alive, held, gets: 0 })
             })
             .collect::<Result<_, Error>>()?;
 
@@ -243,19 +244,16 @@ impl ExtollTransport {
         count
     }
 
-    /// Returns whether so many messages of any rank are held that no further ones may be taken out
-    /// of the ring.
-    fn is_overfull(&self) -> bool {
-        self.refused.ranks.iter().map(|rank| &self.peers[*rank as usize]).any(|peer| {
-            // Everything that a lost rank has sent is in the ring already.
-            peer.health == Health::Alive && peer.held.len() >= self.refused.limit
-        })
-    }
-
-    /// Holds a message that the matching layer has refused.
+    /// Holds a message that the matching layer has refused. Drops it, and counts its rank as lost,
+    /// when too many of the rank are held: the rank ignores its window.
     #[cold]
     fn hold(&mut self, rank: Rank, message: Message) {
         let held = &mut self.peers[rank as usize].held;
+        if held.len() >= self.refused.limit {
+            self.statistics.strays += 1;
+            self.mark_lost(rank, Loss::Overrun);
+            return;
+        }
         if held.is_empty() {
             self.refused.ranks.push(rank);
         }
@@ -345,9 +343,6 @@ unsafe impl Transport for ExtollTransport {
         let mut count = 0;
         if !self.refused.ranks.is_empty() {
             count = self.offer_held(budget, sink);
-            if self.is_overfull() {
-                return Ok(count);
-            }
         }
 
         let remaining = budget - count;
@@ -374,9 +369,6 @@ unsafe impl Transport for ExtollTransport {
 
             if !self.peers[rank as usize].held.is_empty() || sink(rank, tag, bytes) == Taken::NotNow {
                 self.hold(rank, message);
-                if self.is_overfull() {
-                    break;
-                }
                 continue;
             }
 

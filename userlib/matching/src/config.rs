@@ -11,10 +11,17 @@ pub struct Config {
     /// receiver's window.
     pub eager_threshold: usize,
     /// Bytes that unexpected messages of each peer may take; 65,536 by default. [`wire::cost`]
-    /// defines the cost of a message. This value times the number of peers bounds the memory for
-    /// unexpected data. The transport holds back a peer whose own window is larger, and may hold
-    /// back others with it.
+    /// defines the cost of a message. This value times the number of peers, and [`Config::pool`],
+    /// bound the memory for unexpected data. A peer whose own window is larger may send more than
+    /// this rank takes. Its transport holds some of the excess, and may count the peer as lost when
+    /// there is more ([`crate::Loss::Overrun`]).
     pub window: usize,
+    /// Bytes by which the windows of all peers together may grow; 64 MiB by default, with which a
+    /// peer can have 131,072 unexpected messages of 8 bytes. A window grows while a receive or a
+    /// probe waits, because the message that it waits for may stand behind others that exceed the
+    /// window. A peer may have as much of the pool as it leaves free. Without room in the pool,
+    /// the receives and sends that wait for the window fail with [`Error::WindowFull`].
+    pub pool: usize,
     /// Messages, gets and other steps of each kind in one call of [`crate::Endpoint::progress`]; 64
     /// by default.
     pub budget: usize,
@@ -24,7 +31,7 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { eager_threshold: 2048, window: 65_536, budget: 64, gets_in_flight: 4 }
+        Self { eager_threshold: 2048, window: 65_536, pool: 64 << 20, budget: 64, gets_in_flight: 4 }
     }
 }
 
@@ -49,6 +56,10 @@ impl Config {
             return refuse("window", self.window, minimum);
         }
 
+        if self.pool > LARGEST {
+            return refuse("pool", self.pool, 0);
+        }
+
         if self.budget == 0 {
             return refuse("budget", self.budget, 1);
         }
@@ -63,5 +74,10 @@ impl Config {
     /// Returns the window in units of [`wire::UNIT`].
     pub(crate) fn window_units(&self) -> u64 {
         (self.window / wire::UNIT) as u64
+    }
+
+    /// Returns the pool in units of [`wire::UNIT`].
+    pub(crate) fn pool_units(&self) -> u64 {
+        (self.pool / wire::UNIT) as u64
     }
 }

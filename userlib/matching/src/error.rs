@@ -64,6 +64,21 @@ pub enum Error {
         /// The message's handle.
         message: u64,
     },
+    /// The window for unexpected messages of a pair of ranks is used up, and can't grow: the
+    /// receiver's pool has no more for the sender. Sends that wait for the window, and receives
+    /// that wait for the sender or any source, fail.
+    #[error(
+        "the window is full: rank {receiver} has {bytes} bytes of unexpected messages of rank {sender}, and its \
+         pool has no more for them; receive some, or raise Config::window or Config::pool of rank {receiver}"
+    )]
+    WindowFull {
+        /// The sender.
+        sender: Rank,
+        /// The receiver, whose window it is.
+        receiver: Rank,
+        /// Bytes of the window that unexpected messages of the sender use.
+        bytes: u64,
+    },
     /// As many requests are outstanding as handles can name.
     #[error("{limit} requests are outstanding; take completions first")]
     TooManyRequests {

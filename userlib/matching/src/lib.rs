@@ -35,7 +35,10 @@
 //!   exception, more than eight kinds of wildcard masks at a time, is described at [`Selector`].
 //! - Memory: unexpected messages of each peer take at most [`Config::window`] bytes. The receiver
 //!   grants the window to the sender, which queues further sends. A message of a peer that exceeds
-//!   its window stays in the transport. Nothing is lost.
+//!   its window stays in the transport, which may count the peer as lost.
+//! - Waits: while a receive waits, the windows of its senders grow, by at most [`Config::pool`]
+//!   bytes for all peers. So a receive gets its message although others stand before it. Beyond
+//!   that it fails with [`Error::WindowFull`], and so do the sends that wait for the window.
 //! - Work: [`Config::budget`] bounds a call of [`Endpoint::progress`].
 //!
 //! Tables and pools never shrink, so the path of a message allocates only when a new maximum is

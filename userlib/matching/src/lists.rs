@@ -19,6 +19,10 @@ impl List {
         (self.head != NONE).then_some(self.head)
     }
 
+    pub(crate) fn last(&self) -> Option<u32> {
+        (self.tail != NONE).then_some(self.tail)
+    }
+
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.head == NONE
@@ -39,6 +43,11 @@ struct Neighbours {
 }
 
 impl Lists {
+    /// Allocates memory for the links of nodes below `count`.
+    pub(crate) fn reserve(&mut self, count: usize) {
+        self.links.reserve(count.saturating_sub(self.links.len()));
+    }
+
     /// Appends `node` to `list`.
     #[inline]
     pub(crate) fn push(&mut self, list: &mut List, node: u32) {

@@ -73,6 +73,11 @@ impl<T: Default> Pool<T> {
         Some(Handle { index, generation: slot.generation })
     }
 
+    /// Allocates memory for `count` slots.
+    pub(crate) fn reserve(&mut self, count: usize) {
+        self.slots.reserve(count.min(Self::LIMIT as usize).saturating_sub(self.slots.len()));
+    }
+
     /// Adds a free slot.
     #[cold]
     fn grow(&mut self) -> Option<()> {

@@ -3,7 +3,8 @@
 //!
 //! A source is copied to memory that the device reaches, when it is registered. Sources of up to
 //! half of a [`Staging`] share one area that stays reachable. A longer source has its own area for
-//! the duration of the transfer.
+//! the duration of the transfer. While the shared area is full and its sources stay, further areas
+//! of its size are shared: the receivers may be waiting for a source that has no room yet.
 
 #![allow(unsafe_code, reason = "copies from and to memory that the matching layer lends by its address")]
 
@@ -31,10 +32,22 @@ pub trait Area {
 /// Smallest area to try when there is no piece of memory of the requested size.
 const LEAST_STAGING: usize = 64 << 10;
 
+/// Number of times that a short source finds no room, while none is freed, until a further area is
+/// shared.
+const PATIENT_TRIES: u32 = 1000;
+
+/// An area that sources share.
+struct SharedArea<A> {
+    arena: Arena,
+    area: A,
+    /// Number of parts in use.
+    used: usize,
+}
+
 /// The copy of a source.
 enum StagedCopy<A> {
-    /// In a part of the area that all share.
-    Part(Part),
+    /// In a part of the shared area with this number.
+    Part(usize, Part),
     /// In its own area.
     Own { bytes: usize, _area: A },
 }
@@ -96,11 +109,13 @@ impl Destination {
 pub struct Staging<A> {
     entries: Vec<Entry<A>>,
     free: Option<u32>,
-    arena: Arena,
-    shared: A,
-    /// Length of the longest source that is staged in `shared`.
+    /// The shared areas by number; the first one stays. `None` for a number that is free.
+    shared: Vec<Option<SharedArea<A>>>,
+    /// Length of the longest source that is staged in a shared area.
     longest_shared: usize,
-    /// Bytes of sources with their own areas.
+    /// Number of times that a short source has found no room since a part was freed.
+    failed_tries: u32,
+    /// Bytes of sources with their own areas, and of further shared areas.
     own_bytes: usize,
     /// Limit of `own_bytes`.
     max_own_bytes: usize,
@@ -126,9 +141,8 @@ impl<A: Area> Staging<A> {
     /// Creates the staging memory. The area that sources share has `bytes` bytes, a power of two of
     /// at least 8,192. `allocate` returns an area of a number of bytes, or `None` where there is no
     /// such piece of memory; the size is halved then. Its second argument is true in the last
-    /// attempt, at 64 KiB, which must return an area or an error. The areas of sources that have
-    /// one of their own have at most `max_own_bytes` bytes together. A single such area may be
-    /// longer.
+    /// attempt, at 64 KiB, which must return an area or an error. All further areas have at most
+    /// `max_own_bytes` bytes together. A single source that has one of its own may be longer.
     ///
     /// # Errors
     /// Errors of `allocate`.
@@ -148,9 +162,9 @@ impl<A: Area> Staging<A> {
         Ok(Self {
             entries: Vec::new(),
             free: None,
-            arena: Arena::new(bytes),
-            shared,
+            shared: vec![Some(SharedArea { arena: Arena::new(bytes), area: shared, used: 0 })],
             longest_shared: bytes / 2,
+            failed_tries: 0,
             own_bytes: 0,
             max_own_bytes,
             abandoned: Vec::new(),
@@ -195,18 +209,29 @@ impl<A: Area> Staging<A> {
         let bytes = unsafe { std::slice::from_raw_parts(memory.start.as_ptr(), length) };
 
         let is_short = length <= self.longest_shared;
-        let part = if is_short { self.arena.take(length) } else { None };
+        let mut part = if is_short { self.take_part(length) } else { None };
+        let mut allocate = Some(allocate);
 
         // A short source waits for a part of the shared area, unless abandoned sources have parts:
         // these may never return, so it gets an area of its own then.
         if is_short && part.is_none() && self.abandoned.is_empty() {
-            return Ok(None);
+            self.failed_tries = self.failed_tries.saturating_add(1);
+            if self.failed_tries < PATIENT_TRIES {
+                return Ok(None);
+            }
+            if let Some(allocate) = allocate.take()
+                && self.share_further_area(allocate)?
+            {
+                part = self.take_part(length);
+            }
         }
 
-        let (copied, address) = if let Some(part) = part {
-            self.shared.memory().write(part.offset(), bytes)?;
-            (StagedCopy::Part(part), self.shared.address() + part.offset())
+        let (copied, address) = if let Some((number, part)) = part {
+            let Some(shared) = &self.shared[number] else { return Ok(None) };
+            shared.area.memory().write(part.offset(), bytes)?;
+            (StagedCopy::Part(number, part), shared.area.address() + part.offset())
         } else {
+            let Some(allocate) = allocate else { return Ok(None) };
             if self.own_bytes > 0 && self.own_bytes.saturating_add(length) > self.max_own_bytes {
                 return Ok(None);
             }
@@ -223,6 +248,49 @@ impl<A: Area> Staging<A> {
         let handle = self.insert(Entry::Source(copied));
         let region = Region { handle, remote: RemoteRegion { key: 0, offset: address } };
         Ok(Some(Staged { region, has_own_area }))
+    }
+
+    /// Takes a part of `length` bytes of a shared area. Returns the area's number and the part.
+    fn take_part(&mut self, length: usize) -> Option<(usize, Part)> {
+        self.shared.iter_mut().enumerate().find_map(|(number, shared)| {
+            let shared = shared.as_mut()?;
+            let part = shared.arena.take(length)?;
+            shared.used += 1;
+            Some((number, part))
+        })
+    }
+
+    /// Frees a part of a shared area, and a further area without parts in use.
+    fn release_part(&mut self, number: usize, part: Part) {
+        self.failed_tries = 0;
+        let Some(shared) = &mut self.shared[number] else { return };
+        shared.arena.release(part);
+        shared.used -= 1;
+        if shared.used == 0 && number > 0 {
+            self.own_bytes -= 2 * self.longest_shared;
+            self.shared[number] = None;
+        }
+    }
+
+    /// Allocates a further shared area. Returns false when there is no room now.
+    #[cold]
+    fn share_further_area<E>(
+        &mut self,
+        allocate: impl FnOnce(usize, bool) -> Result<Option<A>, E>,
+    ) -> Result<bool, E> {
+        let bytes = 2 * self.longest_shared;
+        if self.own_bytes.saturating_add(bytes) > self.max_own_bytes {
+            return Ok(false);
+        }
+
+        let Some(area) = allocate(bytes, true)? else { return Ok(false) };
+        let shared = Some(SharedArea { arena: Arena::new(bytes), area, used: 0 });
+        self.own_bytes += bytes;
+        match self.shared.iter_mut().find(|shared| shared.is_none()) {
+            Some(free) => *free = shared,
+            None => self.shared.push(shared),
+        }
+        Ok(true)
     }
 
     /// Records a destination. The device does not reach it: gets write to memory of the transport.
@@ -246,7 +314,7 @@ impl<A: Area> Staging<A> {
 
         match slot {
             Some(Entry::Source(StagedCopy::Own { bytes, .. })) => self.own_bytes -= std::mem::take(bytes),
-            Some(Entry::Source(StagedCopy::Part(_))) => {}
+            Some(Entry::Source(StagedCopy::Part(..))) => {}
             _ => return,
         }
         self.abandoned.push(AbandonedSource { rank, handle });
@@ -276,7 +344,7 @@ impl<A: Area> Staging<A> {
 
         self.free = Some(handle as u32);
         match entry {
-            Entry::Source(StagedCopy::Part(part)) => self.arena.release(part),
+            Entry::Source(StagedCopy::Part(number, part)) => self.release_part(number, part),
             Entry::Source(StagedCopy::Own { bytes, .. }) => self.own_bytes -= bytes,
             Entry::Destination(_) => return Some(Access::Destination),
             Entry::Free(_) => return None,

@@ -23,6 +23,8 @@ pub struct Statistics {
     pub window_waits: u64,
     /// Window grants sent to peers.
     pub grants: u64,
+    /// Times that a peer's window grew because a receive or a probe waited.
+    pub grown: u64,
     /// Requests that failed because their peer died or violated the protocol.
     pub failed: u64,
     /// Dropped messages: from a peer that is gone, from an invalid rank, or from this rank.

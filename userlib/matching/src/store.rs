@@ -35,6 +35,12 @@ impl Store {
         self.blocks.len()
     }
 
+    /// Allocates memory for `count` blocks.
+    pub(crate) fn reserve(&mut self, count: usize) {
+        self.blocks.reserve(count.saturating_sub(self.blocks.len()));
+        self.next.reserve(count.saturating_sub(self.next.len()));
+    }
+
     /// Appends `data` to `chain`.
     pub(crate) fn append(&mut self, chain: &mut Chain, mut data: &[u8]) {
         while !data.is_empty() {

@@ -46,6 +46,9 @@ pub enum Loss {
     /// A message for it waited in the network longer than the network allows, and was dropped.
     #[error("a message for it was dropped by the network's watchdog")]
     TimedOut,
+    /// It has sent more than its window allows.
+    #[error("it has sent more than its window allows; all ranks of a job need the same windows")]
+    Overrun,
     /// Its device does not answer questions.
     #[error(
         "its device has not answered for longer than this rank's patience: its process has ended, or the network"
@@ -197,7 +200,9 @@ pub unsafe trait Transport {
         self.deregister(region);
     }
 
-    /// Starts a get. Returns `false` when there is no room now.
+    /// Starts a get. Returns `false` when there is no room for a get from this peer now. A
+    /// transport that shares its room among peers gives each of them a part at most, so that a
+    /// peer that does not answer leaves room for others.
     ///
     /// # Errors
     /// This get is impossible; no completion will follow.

@@ -7,6 +7,8 @@
 //! | [`REQUEST`] | [`Rendezvous`]: a message that the receiver must fetch |
 //! | [`FINISH`] | [`Finish`]: acknowledges that the message was fetched, or never will be |
 //! | [`GRANT`] | [`Grant`]: the window that the addressee may use |
+//! | [`FULL`] | [`Full`]: the window that the addressee has can't grow |
+//! | [`BLOCKED`] | [`Blocked`]: a send to the addressee waits for a larger window |
 //!
 //! Between a [`FIRST`] and the last byte of its message a rank sends no other [`FIRST`] or
 //! [`REQUEST`]. The other kinds may come between.
@@ -16,6 +18,13 @@
 //! is the total number of units that a rank may have sent to another since the beginning. Before
 //! the first grant the limit is the window of the sender's own configuration. The receiver sends a
 //! new grant when matched messages have used half of the window.
+//!
+//! The receiver grants more than its window while one of its receives waits and the sender may have
+//! no window left: the message that the receive waits for can stand behind others that nothing
+//! receives yet. When the receiver's pool for that is used up, it sends [`FULL`] with [`ASK`]. The
+//! sender answers with [`BLOCKED`], at once or as soon as a send waits for the window. The receiver
+//! then fails the receives that wait for the sender, and sends [`FULL`] with [`GIVE_UP`], on which
+//! the sender fails the sends that wait.
 
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
@@ -32,6 +41,10 @@ pub const REQUEST: u8 = 3;
 pub const FINISH: u8 = 4;
 /// A window grant.
 pub const GRANT: u8 = 5;
+/// A window that can't grow.
+pub const FULL: u8 = 6;
+/// The answer to [`FULL`]: a send waits for the window.
+pub const BLOCKED: u8 = 7;
 
 /// Header of an eager message, in front of its first bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -88,6 +101,33 @@ pub const NOT_FETCHED: u32 = 1;
 pub struct Grant {
     /// Total number of units that the addressee may have sent. A value below an earlier one is
     /// ignored.
+    pub limit: U64,
+}
+
+/// The addressee's window can't grow, although a receive may wait for a message beyond it.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Full {
+    /// The limit of the last grant. The answer returns it.
+    pub limit: U64,
+    /// Units of the window that unexpected messages of the addressee use.
+    pub used: U64,
+    /// [`ASK`] or [`GIVE_UP`].
+    pub verdict: U32,
+    /// Reserved; zero.
+    pub reserved: U32,
+}
+
+/// [`Full::verdict`]: the addressee answers with [`BLOCKED`] when a send waits for the window.
+pub const ASK: u32 = 0;
+/// [`Full::verdict`]: the sends that wait for the window fail.
+pub const GIVE_UP: u32 = 1;
+
+/// A send to the addressee waits for a larger window.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Blocked {
+    /// The value of [`Full::limit`].
     pub limit: U64,
 }
 

@@ -13,8 +13,12 @@ pub struct Config {
     /// Bytes of a get, 4,096 to 8 MiB, a multiple of 4,096; 65,536 by default.
     pub get_bytes: usize,
     /// Gets in flight at a time, 1 to 32; 8 by default. They take this number times
-    /// [`Config::get_bytes`] of memory.
+    /// [`Config::get_bytes`] of memory. Gets from one rank have half of them at most.
     pub gets: usize,
+    /// Time after which a get that waits for its data no longer counts as in flight, so that
+    /// another one can start; 100 ms by default. It keeps its memory. Gets from one rank still have
+    /// no more than half of [`Config::gets`].
+    pub get_delay: Duration,
     /// Bytes of the memory for sources that stays allocated: a power of two of 8,192 or more; 8
     /// MiB by default. Unused pages take no memory. Where the kernel has no such piece of memory,
     /// the size is halved until it fits, down to 64 KiB.
@@ -34,6 +38,7 @@ impl Default for Config {
             window: 64,
             get_bytes: 65_536,
             gets: 8,
+            get_delay: Duration::from_millis(100),
             staging: 8 << 20,
             longest_staging: 1 << 30,
             patience: Duration::from_secs(10),

@@ -6,12 +6,19 @@
 //!
 //! A get of a rank that is gone is given up. Its data may still arrive, so that its chunk is not
 //! used again before the transport is dropped.
+//!
+//! One rank has half of the chunks at most. A get that takes long is *overdue*: a chunk is
+//! allocated in place of its own, so that ranks which do not answer leave chunks for others. Each
+//! rank's part bounds the number of these chunks too.
 
 #![allow(unsafe_code, reason = "copies to memory that the matching layer lends")]
 
-use std::sync::atomic::Ordering;
+use std::{sync::atomic::Ordering, time::Duration};
 
-use nicforge_driver::{DmaBuffer, runtime::note_store};
+use nicforge_driver::{
+    DmaBuffer,
+    runtime::{Instant, note_store},
+};
 use nicforge_matching::{Get, Loss, TransportError};
 use nicforge_shm::SharedU64;
 use nicforge_spi::{Counter, Payload, Subgroup};
@@ -40,6 +47,10 @@ struct GetInFlight {
     asked: u64,
     /// Number of times that the get was sent.
     tries: u32,
+    /// The time when the get was started.
+    started: Instant,
+    /// Whether a chunk was allocated in place of its own.
+    is_overdue: bool,
 }
 
 /// Memory that receives the data of one get.
@@ -94,6 +105,10 @@ pub(crate) struct Gets {
     given_up: Vec<Chunk>,
     /// Bytes of data that fit into a chunk.
     chunk_bytes: usize,
+    /// Number of gets from one rank in flight at most.
+    quota: usize,
+    /// Time after which a get is overdue.
+    delay: Duration,
     /// Number of gets in flight.
     in_flight: usize,
 }
@@ -124,6 +139,8 @@ impl Gets {
             slots: (0..config.gets).map(slot).collect::<Result<_, Error>>()?,
             given_up: Vec::new(),
             chunk_bytes: config.get_bytes,
+            quota: config.gets.div_ceil(2),
+            delay: config.get_delay,
             in_flight: 0,
         })
     }
@@ -149,6 +166,25 @@ impl Gets {
         if let Some(chunk) = std::mem::replace(&mut self.slots[slot].chunk, fresh) {
             self.given_up.push(chunk);
         }
+    }
+
+    /// Returns a slot without a get, which has a chunk.
+    fn find_free(&self) -> Option<usize> {
+        self.slots.iter().position(|slot| slot.flight.is_none() && slot.chunk.is_some())
+    }
+
+    /// Allocates a chunk in place of that of an overdue get, and returns its slot. Returns `None`
+    /// if no get has become overdue, or there is no memory.
+    #[cold]
+    fn replace_overdue(&mut self, subgroup: &Subgroup, now: Instant) -> Option<usize> {
+        let delay = self.delay;
+        let is_late = |flight: &&mut GetInFlight| !flight.is_overdue && flight.started + delay <= now;
+        let overdue = self.slots.iter_mut().filter_map(|slot| slot.flight.as_mut()).find(is_late)?;
+
+        let chunk = Chunk::new(subgroup, self.chunk_bytes).ok()?;
+        overdue.is_overdue = true;
+        self.slots.push(Slot { chunk: Some(chunk), flight: None });
+        Some(self.slots.len() - 1)
     }
 
     /// Allocates a chunk if no slot has one. Memory may have become free since the last one was
@@ -179,9 +215,14 @@ impl MuTransport {
             return Err(get_error("a get's destination is not within its region", get.local_offset as u64));
         }
 
+        if peer.gets >= self.gets.quota {
+            return Ok(false);
+        }
+
         self.gets.ensure_chunk(&self.fifos.subgroup);
-        let is_free = |slot: &Slot| slot.flight.is_none() && slot.chunk.is_some();
-        let Some(slot) = self.gets.slots.iter_mut().find(|slot| is_free(slot)) else {
+        let (subgroup, now) = (&self.fifos.subgroup, self.clock.now);
+        let free = self.gets.find_free().or_else(|| self.gets.replace_overdue(subgroup, now));
+        let Some(slot) = free.map(|index| &mut self.gets.slots[index]) else {
             // The end of a get in flight frees its chunk.
             return if self.gets.in_flight > 0 {
                 Ok(false)
@@ -194,8 +235,16 @@ impl MuTransport {
         match chunk.send(&mut self.fifos, peer, get, link.session_address) {
             Ok(true) => {
                 let asked = peer.questions.asked;
-                slot.flight = Some(GetInFlight { get: *get, has_destination: true, asked, tries: 1 });
+                slot.flight = Some(GetInFlight {
+                    get: *get,
+                    has_destination: true,
+                    asked,
+                    tries: 1,
+                    started: now,
+                    is_overdue: false,
+                });
                 self.gets.in_flight += 1;
+                self.peers[get.peer as usize].gets += 1;
                 self.statistics.gets += 1;
                 Ok(true)
             }
@@ -236,6 +285,7 @@ impl MuTransport {
 
             self.gets.slots[index].flight = None;
             self.gets.in_flight -= 1;
+            self.peers[flight.get.peer as usize].gets -= 1;
             self.statistics.failed_gets += u64::from(result.is_err());
             sink(flight.get.cookie, result);
             done += 1;

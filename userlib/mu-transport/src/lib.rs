@@ -72,9 +72,10 @@
 //!
 //! # Trust
 //! A put reaches all memory of its target that the unit reaches, and a remote get can fetch all.
-//! The ranks of a network trust each other, as on Blue Gene/Q, where the kernel gives partitions to
-//! jobs. Packets of other jobs and of a rank's predecessors are recognized by the sessions, and
-//! dropped.
+//! So a rank must trust all users of its network with its memory, as on Blue Gene/Q, where the
+//! kernel gives partitions to jobs. A rank that answers no gets holds half of the chunks at most,
+//! and only for a time ([`Config::get_delay`]). Packets of other jobs and of a rank's predecessors
+//! are recognized by the sessions, and dropped.
 
 mod config;
 mod control;

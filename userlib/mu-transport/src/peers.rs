@@ -156,6 +156,8 @@ pub(crate) struct Peer {
     pub(crate) questions: Questions,
     /// Messages of the rank that the matching layer has refused so far.
     pub(crate) held: VecDeque<Held>,
+    /// Gets from it in flight.
+    pub(crate) gets: usize,
 }
 
 impl Peer {
@@ -170,6 +172,7 @@ impl Peer {
             row: RowState::new(now),
             questions: Questions::new(now),
             held: VecDeque::new(),
+            gets: 0,
         }
     }
 

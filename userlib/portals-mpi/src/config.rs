@@ -18,6 +18,11 @@ pub struct Config {
     /// wait at the sender. With more than 64 ranks the window is smaller, so that all windows
     /// together have 4,096 messages.
     pub window: u16,
+    /// Messages beyond all windows of which this rank keeps the headers, while their senders have
+    /// the data; 262,144 by default. A receive may wait for a message that stands behind more
+    /// messages than a window has. A peer may have as many headers as it leaves free. Without room
+    /// for more, the receives and sends that wait for the window fail with [`Error::WindowFull`].
+    pub headers: u32,
     /// Receives that are posted in the card or the kernel at a time; 1,024 by default. Further ones
     /// wait in the library, and are posted in order.
     pub receives: u32,
@@ -62,6 +67,7 @@ impl Default for Config {
             short: 1024,
             medium: 128 << 10,
             window: 64,
+            headers: 1 << 18,
             receives: 1024,
             slots: 64,
             unexpected: Unexpected { buffers: 4, bytes: 1 << 20, messages: 1024 },
@@ -90,6 +96,7 @@ impl Config {
             ("short", self.short as u64, 0, 64 << 10),
             ("medium", medium, self.short as u64, MAX_MESSAGE.into()),
             ("window", self.window.into(), 1, 1 << bits::NUMBER_BITS),
+            ("headers", self.headers.into(), 0, 1 << 24),
             ("receives", self.receives.into(), 1, 8192),
             ("slots", self.slots.into(), 0, 4096),
             ("unexpected.buffers", unexpected.buffers.into(), 1, 16),
@@ -121,9 +128,9 @@ impl Config {
     }
 
     /// Returns the events that the queue of all other operations must hold: of sends, each of
-    /// which may be exposed, requested and repeated; of receives and fetches; of probes.
+    /// which may be exposed, kept, requested and repeated; of receives and fetches; of probes.
     pub(crate) fn other_events(&self, size: u32) -> u32 {
-        let events = 8 * self.all_windows(size) + 2 * (self.receives + MAX_FETCHES) + 2 * size;
+        let events = 10 * self.all_windows(size) + 2 * (self.receives + MAX_FETCHES) + 2 * size;
         events.min(MAX_EVENTS as u32 - 1)
     }
 

@@ -130,6 +130,19 @@ pub enum Error {
         /// The receiver.
         peer: Rank,
     },
+    /// The window of a pair of ranks is full of messages that no receive takes, and the receiver
+    /// keeps no more of their headers. Sends that wait for the window fail, and receives that wait
+    /// for the sender or any source.
+    #[error(
+        "the window is full: rank {receiver} has no room for more headers of messages of rank {sender}; receive \
+         some, or raise Config::headers of rank {receiver}"
+    )]
+    WindowFull {
+        /// The sender.
+        sender: Rank,
+        /// The receiver, whose memory it is.
+        receiver: Rank,
+    },
     /// The peer has matched the message, and has its data no longer.
     #[error("rank {peer} has ended this message, and no longer has its data")]
     NoLongerThere {

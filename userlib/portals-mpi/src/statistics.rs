@@ -15,6 +15,8 @@ pub struct Statistics {
     pub unexpected: u64,
     /// Unexpected short and medium messages whose data found no place.
     pub overflowed: u64,
+    /// Messages that were taken out of their senders' windows, because a receive waited.
+    pub kept: u64,
     /// Messages whose data were fetched by a get.
     pub fetched: u64,
     /// Messages whose data the sender sent again on request.

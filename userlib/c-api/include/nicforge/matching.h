@@ -47,9 +47,21 @@ typedef struct matching_options {
    */
   uint32_t eager_threshold;
   /*
+   Bytes that messages without a receive may take, for each other rank; 0 for 65536, or 32
+   times eager_threshold if that is more. A message takes 128 bytes and those of its data,
+   rounded up to 128. All ranks need the same value.
+   */
+  uint32_t window;
+  /*
    Time limit of each call in milliseconds; 0 for no limit.
    */
   uint64_t timeout_ms;
+  /*
+   Bytes by which the windows of all ranks together grow while a receive waits for a message
+   that stands behind others; 0 for 64 MiB. One rank has half of them at most. Without room
+   there, all that wait get -ENOBUFS.
+   */
+  uint64_t window_pool;
 } matching_options;
 
 /*
@@ -170,7 +182,9 @@ int32_t matching_irecv(const struct matching_endpoint *endpoint,
  - -ECONNRESET: the other rank is gone;
  - -EPROTO: the other rank has violated the protocol;
  - -EREMOTEIO: the data of a rendezvous message could not be fetched;
- - -ENOBUFS: too many messages of this rank to itself wait.
+ - -ENOBUFS: the window is full, and its pool too (the options window and window_pool): the
+   message that a receive waits for stands behind too many others. Or too many messages of this
+   rank to itself wait.
 
  These errors leave every request as it is:
  - -EFAULT: `endpoint` is NULL;

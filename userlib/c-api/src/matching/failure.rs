@@ -22,7 +22,7 @@ pub(crate) fn failure(error: Error) -> Failure {
         Error::NotFetched { .. } => libc::EREMOTEIO,
         Error::NoSuchPeer { .. } => libc::EADDRNOTAVAIL,
         Error::NoSuchRequest { .. } | Error::NoSuchMessage { .. } => libc::EBADF,
-        Error::TooManyRequests { .. } => libc::ENOBUFS,
+        Error::TooManyRequests { .. } | Error::WindowFull { .. } => libc::ENOBUFS,
         Error::BadConfig { .. } => libc::EINVAL,
         Error::Timeout { .. } => libc::ETIMEDOUT,
         _ => libc::EIO,

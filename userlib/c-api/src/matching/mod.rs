@@ -57,8 +57,16 @@ const BARRIER_SLICE: Duration = Duration::from_millis(100);
 pub struct matching_options {
     /// Length in bytes of the longest message that is sent eagerly; 0 for 2048.
     pub eager_threshold: u32,
+    /// Bytes that messages without a receive may take, for each other rank; 0 for 65536, or 32
+    /// times eager_threshold if that is more. A message takes 128 bytes and those of its data,
+    /// rounded up to 128. All ranks need the same value.
+    pub window: u32,
     /// Time limit of each call in milliseconds; 0 for no limit.
     pub timeout_ms: u64,
+    /// Bytes by which the windows of all ranks together grow while a receive waits for a message
+    /// that stands behind others; 0 for 64 MiB. One rank has half of them at most. Without room
+    /// there, all that wait get -ENOBUFS.
+    pub window_pool: u64,
 }
 
 /// Description of a message that was received or sent.
@@ -179,16 +187,27 @@ pub unsafe extern "C" fn matching_open(
 fn open(options: &matching_options) -> Result<matching_endpoint, Failure> {
     let timeout = timeout(options.timeout_ms);
     let deadline = timeout.map_or(Deadline::never(), Deadline::after);
+
+    let rank = Rank::from_environment(config_of(options), deadline)?;
+    let handle = Handle::new(Inner { rank, timeout, barrier: Barrier::default() })
+        .map_err(|error| of_transport(error.into()))?;
+    Ok(matching_endpoint(handle))
+}
+
+/// Returns the configuration that these options ask for.
+fn config_of(options: &matching_options) -> Config {
     let mut config = Config::default();
     if options.eager_threshold != 0 {
         config.eager_threshold = options.eager_threshold as usize;
         config.window = config.window.max(options.eager_threshold as usize * EAGER_MESSAGES_IN_WINDOW);
     }
-
-    let rank = Rank::from_environment(config, deadline)?;
-    let handle = Handle::new(Inner { rank, timeout, barrier: Barrier::default() })
-        .map_err(|error| of_transport(error.into()))?;
-    Ok(matching_endpoint(handle))
+    if options.window != 0 {
+        config.window = options.window as usize;
+    }
+    if options.window_pool != 0 {
+        config.pool = usize::try_from(options.window_pool).unwrap_or(usize::MAX);
+    }
+    config
 }
 
 /// Closes an endpoint: its requests end, and it is gone for the other ranks. NULL is allowed.
@@ -307,7 +326,9 @@ pub unsafe extern "C" fn matching_irecv(
 /// - -ECONNRESET: the other rank is gone;
 /// - -EPROTO: the other rank has violated the protocol;
 /// - -EREMOTEIO: the data of a rendezvous message could not be fetched;
-/// - -ENOBUFS: too many messages of this rank to itself wait.
+/// - -ENOBUFS: the window is full, and its pool too (the options window and window_pool): the
+///   message that a receive waits for stands behind too many others. Or too many messages of this
+///   rank to itself wait.
 ///
 /// These errors leave every request as it is:
 /// - -EFAULT: `endpoint` is NULL;

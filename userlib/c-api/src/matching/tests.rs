@@ -1,6 +1,10 @@
 //! Tests of the C API from Rust.
 
-use std::{thread, time::Instant};
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Instant,
+};
 
 use nicforge_bgl_transport::{BglTransport, Config as BglConfig, Job as BglJob};
 use nicforge_driver::Device;
@@ -38,12 +42,17 @@ fn endpoint(rank: Rank) -> Endpoint {
 
 /// Returns both ranks of a job on two EXTOLL cards.
 fn two_ranks() -> [Endpoint; 2] {
+    two_ranks_with(Config::default())
+}
+
+/// As [`two_ranks`], with this configuration of matching.
+fn two_ranks_with(config: Config) -> [Endpoint; 2] {
     let text = "name = \"two\"\n[[extoll]]\nmesh = 2\n";
     let machine = LocalMachine::new(build(&parse(text, "two.toml", &families()).unwrap()).unwrap().0);
     ["ex0", "ex1"].map(|node| {
         let device = Device::from_backing(machine.open_named(node, "vpid0").unwrap()).unwrap();
         let transport = ExtollTransport::open(device, &Job::of_nodes(2, 1), ExtollConfig::default());
-        endpoint(Rank::of_extoll(transport.unwrap(), Config::default()).unwrap())
+        endpoint(Rank::of_extoll(transport.unwrap(), config).unwrap())
     })
 }
 
@@ -95,6 +104,48 @@ fn interrupt_a_wait(endpoint: &Endpoint) {
     // SAFETY: as above.
     let second_wait = unsafe { matching_wait(handle, request, &raw mut status) };
     assert_eq!(second_wait, -libc::EBADF);
+}
+
+/// The window and its pool are options. Where they have no room, both sides get an error number.
+#[test]
+fn a_full_window_has_an_error_number_and_its_options() {
+    assert_eq!(config_of(&matching_options::default()), Config::default());
+    let options = matching_options { window: 8192, window_pool: 16_384, ..Default::default() };
+    let config = config_of(&options);
+    assert_eq!((config.window, config.pool), (8192, 16_384));
+
+    let ranks = two_ranks_with(config);
+    let [sender, receiver] = ranks.each_ref().map(handle_of);
+    let (data, mut received) = ([7_u8; 8], [0_u8; 8]);
+    let mut sends = [0; 400];
+    for (tag, request) in (0..).zip(&mut sends) {
+        // SAFETY: the handles and all memory live until the end.
+        assert_eq!(unsafe { matching_isend(sender, 1, 0, tag, data.as_ptr().cast(), 8, request) }, 0);
+    }
+    let (target, mut receive) = (received.as_mut_ptr().cast(), 0);
+    // SAFETY: as above.
+    assert_eq!(unsafe { matching_irecv(receiver, 0, 0, 399, 0, target, 8, &raw mut receive) }, 0);
+
+    let wait = |endpoint: &Endpoint, request| {
+        // SAFETY: as above.
+        unsafe { matching_wait(handle_of(endpoint), request, std::ptr::null_mut()) }
+    };
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let receiving = scope.spawn(|| {
+            let result = wait(&ranks[1], receive);
+            // The sender may need another answer.
+            while !is_over.load(Ordering::Relaxed) {
+                // SAFETY: as above.
+                unsafe { matching_progress(handle_of(&ranks[1])) };
+                thread::yield_now();
+            }
+            result
+        });
+        let of_send = wait(&ranks[0], sends[399]);
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!((receiving.join().unwrap(), of_send), (-libc::ENOBUFS, -libc::ENOBUFS));
+    });
 }
 
 /// The barrier's own messages cannot be mixed with those of the program.

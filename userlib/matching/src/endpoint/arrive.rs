@@ -6,7 +6,7 @@ use zerocopy::FromBytes;
 
 use super::{
     core::Core,
-    peers::{Acknowledgement, Health, Incoming, Target},
+    peers::{Acknowledgement, Full, Health, Incoming, Target},
     requests::State,
     unexpected::{Content, UnexpectedMessage},
 };
@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The violated rule, and the invalid value.
-type Violation = (&'static str, u64);
+pub(super) type Violation = (&'static str, u64);
 
 impl Core {
     /// Handles a message of `from`. Returns [`Taken::NotNow`] if the message must wait in the
@@ -35,6 +35,8 @@ impl Core {
             wire::REQUEST => self.receive_request(from, bytes),
             wire::FINISH => self.receive_finish(from, bytes).map(|()| Taken::Yes),
             wire::GRANT => self.receive_grant(from, bytes).map(|()| Taken::Yes),
+            wire::FULL => self.receive_full(from, bytes).map(|()| Taken::Yes),
+            wire::BLOCKED => self.receive_blocked(from, bytes).map(|()| Taken::Yes),
             _ => Err(("a message of an unknown kind", u64::from(kind))),
         };
 
@@ -162,8 +164,11 @@ impl Core {
         let remote = RemoteRegion { key: header.key.get(), offset: header.offset.get() };
         let cost = wire::cost(0);
 
-        if self.peers[from].unsent_acks >= self.limits.window {
-            // The peer does not take acknowledgements, so it may not cause more of them.
+        if self.peers[from].unsent_acks >= self.limits.window
+            && self.peers[from].remaining(self.peers[from].window_used) < cost
+        {
+            // The peer does not take acknowledgements, and has no window: it may not cause more of
+            // them.
             self.statistics.refused += 1;
             return Ok(Taken::NotNow);
         }
@@ -217,6 +222,9 @@ impl Core {
 
         let peer = &mut self.peers[from];
         peer.limit = peer.limit.max(grant.limit.get());
+        if peer.full == Full::Asks {
+            peer.full = Full::No;
+        }
 
         if !peer.sends.is_empty() {
             self.peers.activate(from);
@@ -228,12 +236,18 @@ impl Core {
     /// there are too many messages.
     fn store_within_window(&mut self, unexpected: UnexpectedMessage) -> Option<u32> {
         let (from, cost) = (unexpected.envelope.peer, unexpected.cost);
-        let fits = self.peers[from].window_used + cost <= self.limits.window;
+        let peer = &self.peers[from];
+        let used = peer.window_used + cost;
+        let allowed = self.limits.window.max(peer.granted_limit.saturating_sub(peer.consumed));
 
-        let message = if fits { self.store_unexpected(unexpected) } else { None };
+        let message = if used <= allowed { self.store_unexpected(unexpected) } else { None };
         match message {
             Some(_) => self.statistics.unexpected += 1,
             None => self.statistics.refused += 1,
+        }
+
+        if used > self.limits.short_at {
+            self.note_short(from);
         }
         message
     }

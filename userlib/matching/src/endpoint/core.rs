@@ -6,7 +6,11 @@ use super::{
     requests::{Requests, State},
     unexpected::UnexpectedMessages,
 };
-use crate::{Config, Error, Rank, Statistics, queues::Queues, wire::First};
+use crate::{
+    Config, Error, Rank, Statistics,
+    queues::Queues,
+    wire::{self, First},
+};
 
 /// Length in bytes of the longest short message: one that is assembled on the stack.
 pub(super) const MAX_SHORT: usize = 64;
@@ -19,6 +23,10 @@ pub(super) struct Limits {
     pub(super) config: Config,
     /// Window units that each peer may use.
     pub(super) window: u64,
+    /// Units by which the windows of all peers together may grow.
+    pub(super) pool: u64,
+    /// Units of unexpected messages beyond which a peer may have no window left.
+    pub(super) short_at: u64,
     /// Length in bytes of the transport's longest message.
     pub(super) max_message: usize,
     /// Length in bytes of the transport's longest get.
@@ -35,6 +43,9 @@ pub(super) struct Core {
     pub(super) unexpected: UnexpectedMessages,
     pub(super) acks: Acknowledgements,
     pub(super) queues: Queues,
+    /// The source of a probe that has found nothing since the last call of `progress`, while a peer
+    /// was short of its window.
+    pub(super) probed: Option<Option<Rank>>,
     /// Buffer in which a message is assembled.
     pub(super) scratch: Vec<u8>,
     pub(super) statistics: Statistics,
@@ -45,7 +56,13 @@ impl Core {
     /// gets.
     pub(super) fn new(config: Config, rank: Rank, size: u32, max_message: usize, max_get: usize) -> Self {
         let max_short = config.eager_threshold.min(max_message.min(MAX_SHORT) - size_of::<First>());
-        let limits = Limits { config, window: config.window_units(), max_message, max_get, max_short };
+        let (window, pool) = (config.window_units(), config.pool_units());
+        // Half of the window may be consumed without a new grant. A send may then find less than
+        // its cost. A peer that has a longer eager threshold is considered up to a quarter of the
+        // window.
+        let longest_cost = wire::cost(config.eager_threshold as u64).max(window / 4);
+        let short_at = (window / 2).saturating_sub(longest_cost);
+        let limits = Limits { config, window, pool, short_at, max_message, max_get, max_short };
         // Room for the longest header and eager data, so that the buffer never grows.
         let longest_eager = config.eager_threshold.saturating_add(MAX_HEADER);
         let scratch_bytes = max_message.min(longest_eager).max(MAX_HEADER);
@@ -57,6 +74,7 @@ impl Core {
             unexpected: UnexpectedMessages::new(),
             acks: Acknowledgements::new(),
             queues: Queues::new(),
+            probed: None,
             scratch: Vec::with_capacity(scratch_bytes),
             statistics: Statistics::default(),
         }
@@ -106,6 +124,19 @@ impl Core {
         }
     }
 
+    /// Adds a receive to the end of its peer's transfers.
+    pub(super) fn add_transfer(&mut self, slot: u32) {
+        let rank = self.requests[slot].envelope.peer;
+        self.requests.links.push(&mut self.peers[rank].transfers, slot);
+        self.peers.add_fetching(rank);
+    }
+
+    /// Removes a receive from its peer's transfers.
+    pub(super) fn remove_transfer(&mut self, slot: u32) {
+        let rank = self.requests[slot].envelope.peer;
+        self.requests.links.remove(&mut self.peers[rank].transfers, slot);
+    }
+
     /// Returns whether a request, in a taken slot, waits for `peer`.
     pub(super) fn waits_for(&self, slot: u32, peer: Rank) -> bool {
         let request = &self.requests[slot];
@@ -122,7 +153,7 @@ impl Core {
     pub(super) fn consume(&mut self, peer: Rank, cost: u64) {
         let state = &mut self.peers[peer];
         state.consumed += cost;
-        if state.is_grant_due(self.limits.window) {
+        if state.is_grant_due() {
             self.peers.activate(peer);
         }
     }

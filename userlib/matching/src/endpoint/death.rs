@@ -8,7 +8,7 @@
 use super::{
     Endpoint, Kind,
     core::Core,
-    peers::{Health, LostPeer},
+    peers::{Cause, FailingPeer, Health},
     requests::State,
     unexpected::Content,
 };
@@ -18,11 +18,11 @@ use crate::{Error, Gone, Rank, Transport};
 const CHECKED_SLOTS: u32 = 4096;
 
 impl<T: Transport> Endpoint<T> {
-    /// Asks the transport for lost ranks, and fails requests that wait for them. Returns the number
-    /// of steps.
-    pub(super) fn handle_lost_peers(&mut self, budget: usize) -> usize {
+    /// Asks the transport for lost ranks, and fails requests that wait for them, or for a window
+    /// that can't grow. Returns the number of steps.
+    pub(super) fn fail_waiting(&mut self, budget: usize) -> usize {
         let lost = self.take_lost_peers(budget);
-        if self.core.peers.lost.is_empty() {
+        if self.core.peers.failing.is_empty() {
             return lost;
         }
 
@@ -47,8 +47,8 @@ impl<T: Transport> Endpoint<T> {
         count
     }
 
-    /// Fails up to `budget` requests that wait for lost peers, and checks a bounded number of
-    /// slots for them. Returns the number of requests failed.
+    /// Fails up to `budget` requests that wait in vain, and checks a bounded number of slots for
+    /// them. Returns the number of requests failed.
     #[cold]
     fn fail_waiting_requests(&mut self, budget: usize) -> usize {
         let slot_count = self.core.requests.pool.slot_count();
@@ -58,20 +58,26 @@ impl<T: Transport> Endpoint<T> {
             if failed == budget {
                 break;
             }
-            let Some(&LostPeer { rank, next_slot: slot }) = self.core.peers.lost.front() else { break };
+            let Some(&FailingPeer { rank, cause, next_slot: slot }) = self.core.peers.failing.front() else {
+                break;
+            };
 
             // The search for a peer ends when all slots were checked.
-            let Some(error) = self.core.peers.loss_error(rank).filter(|_| slot < slot_count) else {
-                self.core.peers.lost.pop_front();
+            let error = match cause {
+                Cause::Lost => self.core.peers.loss_error(rank),
+                Cause::WindowFull => self.core.shortage_error(rank),
+            };
+            let Some(error) = error.filter(|_| slot < slot_count) else {
+                self.core.peers.failing.pop_front();
                 continue;
             };
 
-            if self.core.requests.pool.is_taken(slot) && self.core.waits_for(slot, rank) {
+            if self.core.requests.pool.is_taken(slot) && self.core.fails_with(slot, rank, cause) {
                 self.fail(slot, error);
                 failed += 1;
             }
-            if let Some(lost) = self.core.peers.lost.front_mut() {
-                lost.next_slot = slot + 1;
+            if let Some(failing) = self.core.peers.failing.front_mut() {
+                failing.next_slot = slot + 1;
             }
         }
         failed
@@ -90,7 +96,7 @@ impl<T: Transport> Endpoint<T> {
                 core.peers.activate(peer);
             }
             State::Posted => core.queues.unpost(slot),
-            State::Fetching => core.requests.remove_transfer(slot),
+            State::Fetching => core.remove_transfer(slot),
             State::Offered | State::Filling | State::Draining => {}
             State::Deregistering | State::Done => return,
         }
@@ -142,6 +148,6 @@ impl Core {
             }
         }
 
-        self.peers.lost.push_back(LostPeer { rank: peer, next_slot: 0 });
+        self.peers.failing.push_back(FailingPeer { rank: peer, cause: Cause::Lost, next_slot: 0 });
     }
 }

@@ -14,6 +14,7 @@
 //! | `receive.rs` | the match of a receive with a message |
 //! | `transfer.rs` | rendezvous transfers |
 //! | `death.rs` | peers that are gone |
+//! | `window.rs` | windows that are too small for a receive that waits |
 //!
 //! Messages are handled while the transport is being polled, when no other call of the transport is
 //! possible. The consequences of a message (a registration, an acknowledgement) are therefore
@@ -28,6 +29,7 @@ mod requests;
 mod send;
 mod transfer;
 mod unexpected;
+mod window;
 
 use std::fmt;
 
@@ -256,7 +258,13 @@ impl<T: Transport> Endpoint<T> {
 
     /// Returns the message that a receive with `selector` would take, if it has arrived.
     pub fn probe(&mut self, selector: &Selector) -> Option<Arrived> {
-        self.core.queues.find_unexpected(selector).map(|message| self.core.unexpected.arrived(message))
+        match self.core.queues.find_unexpected(selector) {
+            Some(message) => Some(self.core.unexpected.arrived(message)),
+            None => {
+                self.core.note_probe(selector);
+                None
+            }
+        }
     }
 
     /// As [`Endpoint::probe`], but removes the message from matching (`MPI_Improbe`, libfabric's
@@ -395,9 +403,12 @@ impl<T: Transport> Endpoint<T> {
     pub fn progress(&mut self) -> Result<usize, Error> {
         charge(Cost::Progress, 1);
         let budget = self.core.limits.config.budget;
-        let mut steps = self.handle_lost_peers(budget);
+        let mut steps = self.fail_waiting(budget);
 
         steps += self.poll(budget)?;
+        if !self.core.peers.short.is_empty() {
+            self.core.relieve_short_peers();
+        }
         steps += self.complete_deregistering();
         steps += self.start_transfers(budget);
         steps += self.complete_deregistering();

@@ -8,7 +8,7 @@ use std::{
 use crate::{
     Error, Loss, Rank,
     lists::{List, Lists},
-    pool::Pool,
+    pool::{Handle, Pool},
 };
 
 /// Whether a peer takes part in the protocol.
@@ -41,12 +41,42 @@ pub(super) struct Incoming {
     pub(super) size: u64,
 }
 
+/// State of this rank's window for a peer that can't grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shortage {
+    /// There is none, as far as this rank knows.
+    None,
+    /// The peer must be asked whether a send of it waits.
+    MustAsk,
+    /// The peer was asked.
+    Asked,
+    /// A send of the peer waits.
+    Blocked,
+    /// The peer must be told that its sends fail.
+    MustGiveUp,
+}
+
+/// The last message of kind [`crate::wire::FULL`] of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Full {
+    /// There was none since the last grant, or it was answered.
+    No,
+    /// The peer asks whether a send waits for its window.
+    Asks,
+    /// Sends that wait for the window fail, up to this one.
+    GivesUp(Handle),
+}
+
 /// State of another rank, or of this one.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) health: Health,
     /// Sends in their order.
     pub(super) sends: List,
+    /// Receives that fetch messages of it, and need further gets.
+    pub(super) transfers: List,
+    /// Whether it is in the list of peers with transfers.
+    is_fetching: bool,
     /// Acknowledgements not yet sent.
     pub(super) acks: List,
     /// Number of acknowledgements not yet sent.
@@ -59,21 +89,58 @@ pub(super) struct Peer {
     pub(super) sent: u64,
     /// Total number of window units that it has granted.
     pub(super) limit: u64,
+    /// What it has said about a window that can't grow.
+    pub(super) full: Full,
+    /// Bytes of its window that this rank's messages use, as it has said when its window was full.
+    pub(super) full_bytes: u64,
+    /// The limit of the window then.
+    pub(super) full_limit: u64,
     /// Window units that its unexpected messages use.
     pub(super) window_used: u64,
     /// Total number of window units of its messages that have left the window.
     pub(super) consumed: u64,
     /// The limit of the last grant sent to it.
     pub(super) granted_limit: u64,
+    /// The value of `consumed` from which on a grant is due, or a message about a window that can't
+    /// grow.
+    pub(super) grant_at: u64,
+    /// The limit up to which its window was grown last.
+    pub(super) grown_limit: u64,
+    /// Whether its window can't grow.
+    pub(super) shortage: Shortage,
+    /// Whether it is in the list of peers that may have no window left.
+    pub(super) is_short: bool,
+    /// Whether it is in the list of peers whose windows have grown.
+    pub(super) is_grown: bool,
     /// Whether it is in the list of peers with messages to send.
     pub(super) active: bool,
 }
 
 impl Peer {
-    /// Returns whether a new grant would raise the peer's limit by half of the window or more.
+    /// Returns whether a grant is due, or a message about a window that can't grow.
     #[inline]
-    pub(super) fn is_grant_due(&self, window: u64) -> bool {
-        self.consumed + window - self.granted_limit >= window.div_ceil(2)
+    pub(super) fn is_grant_due(&self) -> bool {
+        self.consumed >= self.grant_at
+    }
+
+    /// Sets the time of the next grant: when it raises the peer's limit by half of the window or
+    /// more.
+    pub(super) fn schedule_grant(&mut self, window: u64) {
+        self.grant_at = self.granted_limit - window + window.div_ceil(2);
+    }
+
+    /// Returns the units that the peer's messages may still use, beyond `used` units.
+    pub(super) fn remaining(&self, used: u64) -> u64 {
+        self.granted_limit.max(self.grown_limit).saturating_sub(self.consumed).saturating_sub(used)
+    }
+
+    /// Returns the units beyond a window that the peer's messages use or may use.
+    pub(super) fn grown_units(&self, window: u64) -> u64 {
+        let used = match self.health {
+            Health::Alive => self.granted_limit.max(self.grown_limit).saturating_sub(self.consumed),
+            _ => self.window_used,
+        };
+        used.saturating_sub(window)
     }
 }
 
@@ -129,10 +196,20 @@ impl Acknowledgements {
     }
 }
 
-/// A lost peer, and how far the search for requests that wait for it has come.
+/// The reason for which requests fail that wait for a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// The peer does not take part any more.
+    Lost,
+    /// The peer's window can't grow. Posted receives fail, also those from any source.
+    WindowFull,
+}
+
+/// A peer for which requests wait in vain, and how far the search for them has come.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LostPeer {
+pub(super) struct FailingPeer {
     pub(super) rank: Rank,
+    pub(super) cause: Cause,
     /// The first slot of the pool of requests that was not checked yet.
     pub(super) next_slot: u32,
 }
@@ -147,8 +224,15 @@ pub(super) struct Peers {
     states: Vec<Peer>,
     /// Peers with messages to send.
     active: VecDeque<Rank>,
-    /// Lost peers for which requests may still wait.
-    pub(super) lost: VecDeque<LostPeer>,
+    /// Peers with transfers, in the order of their turns.
+    fetching: VecDeque<Rank>,
+    /// Peers for which requests may still wait in vain.
+    pub(super) failing: VecDeque<FailingPeer>,
+    /// Peers that may have no window left, and how far the search for a receive that waits for them
+    /// has come: the next slot of the pool of requests.
+    pub(super) short: VecDeque<(Rank, u32)>,
+    /// Peers whose windows have grown. Some may have used that up.
+    grown: Vec<Rank>,
 }
 
 impl Index<Rank> for Peers {
@@ -173,15 +257,25 @@ impl Peers {
         let peer = || Peer {
             health: Health::Alive,
             sends: List::EMPTY,
+            transfers: List::EMPTY,
+            is_fetching: false,
             acks: List::EMPTY,
             unsent_acks: 0,
             unexpected: List::EMPTY,
             incoming: None,
             sent: 0,
             limit: window,
+            full: Full::No,
+            full_bytes: 0,
+            full_limit: 0,
             window_used: 0,
             consumed: 0,
             granted_limit: window,
+            grant_at: window.div_ceil(2),
+            grown_limit: 0,
+            shortage: Shortage::None,
+            is_short: false,
+            is_grown: false,
             active: false,
         };
 
@@ -189,7 +283,10 @@ impl Peers {
             own,
             states: (0..size).map(|_| peer()).collect(),
             active: VecDeque::with_capacity(size as usize),
-            lost: VecDeque::with_capacity(size as usize),
+            fetching: VecDeque::with_capacity(size as usize),
+            failing: VecDeque::with_capacity(size as usize),
+            short: VecDeque::new(),
+            grown: Vec::new(),
         }
     }
 
@@ -230,6 +327,45 @@ impl Peers {
             Health::Gone(why) => Some(Error::PeerGone { peer, why }),
             Health::Bad(what, value) => Some(Error::BadPeer { peer, what, value }),
         }
+    }
+
+    /// Adds a peer to those with transfers.
+    pub(super) fn add_fetching(&mut self, peer: Rank) {
+        if !std::mem::replace(&mut self[peer].is_fetching, true) {
+            self.fetching.push_back(peer);
+        }
+    }
+
+    /// Returns the number of peers with transfers.
+    pub(super) fn count_fetching(&self) -> usize {
+        self.fetching.len()
+    }
+
+    /// Takes the next peer with transfers.
+    pub(super) fn take_fetching(&mut self) -> Option<Rank> {
+        let peer = self.fetching.pop_front()?;
+        self[peer].is_fetching = false;
+        Some(peer)
+    }
+
+    /// Adds a peer to those whose windows have grown.
+    pub(super) fn add_grown(&mut self, peer: Rank) {
+        if !std::mem::replace(&mut self[peer].is_grown, true) {
+            self.grown.push(peer);
+        }
+    }
+
+    /// Returns the units beyond their windows that all peers together use or may use.
+    pub(super) fn count_grown_units(&mut self, window: u64) -> u64 {
+        let (states, mut units) = (&mut self.states, 0);
+        self.grown.retain(|&rank| {
+            let peer = &mut states[rank as usize];
+            let grown = peer.grown_units(window);
+            units += grown;
+            peer.is_grown = grown > 0;
+            peer.is_grown
+        });
+        units
     }
 
     /// Queues `peer` for sending, if it is alive.

@@ -101,7 +101,7 @@ impl Core {
         }
 
         self.requests[slot].state = State::Fetching;
-        self.requests.add_transfer(slot);
+        self.add_transfer(slot);
     }
 
     /// Copies the data of the request `send`, a send to this rank itself, to the request `receive`,
@@ -121,7 +121,10 @@ impl Core {
 
     /// Removes the message that `selector` matches from the queues.
     pub(super) fn claim(&mut self, selector: &Selector) -> Option<Handle> {
-        let message = self.queues.find_unexpected(selector)?;
+        let Some(message) = self.queues.find_unexpected(selector) else {
+            self.note_probe(selector);
+            return None;
+        };
         self.queues.remove_unexpected(message);
         self.unexpected[message].claimed = true;
         Some(self.unexpected.pool.handle(message))

@@ -24,7 +24,7 @@ pub(super) enum State {
     Posted,
     /// Receive: matched; the data of the eager message is arriving.
     Filling,
-    /// Receive: in the list of transfers; further gets must be started.
+    /// Receive: in its peer's list of transfers; further gets must be started.
     Fetching,
     /// Receive: no further get will be started; some are in flight.
     Draining,
@@ -80,12 +80,11 @@ impl Operation {
 
 /// The requests of an endpoint.
 ///
-/// Invariant: a request is in one list at most, and its state says in which: its peer's sends, the
+/// Invariant: a request is in one list at most, and its state says in which: its peer's sends or
 /// transfers, those whose memory is deregistered, or the completed requests.
 pub(super) struct Requests {
     pub(super) pool: Pool<Operation>,
     pub(super) links: Lists,
-    transfers: List,
     deregistering: List,
     done: List,
 }
@@ -108,34 +107,13 @@ impl IndexMut<u32> for Requests {
 
 impl Requests {
     pub(super) fn new() -> Self {
-        Self {
-            pool: Pool::new(),
-            links: Lists::default(),
-            transfers: List::EMPTY,
-            deregistering: List::EMPTY,
-            done: List::EMPTY,
-        }
+        Self { pool: Pool::new(), links: Lists::default(), deregistering: List::EMPTY, done: List::EMPTY }
     }
 
     /// Takes a slot for a request.
     #[inline]
     pub(super) fn allocate(&mut self) -> Result<Handle, Error> {
         self.pool.allocate().ok_or(Error::TooManyRequests { limit: Pool::<Operation>::LIMIT })
-    }
-
-    /// Returns the transfer whose gets are started next.
-    pub(super) fn first_transfer(&self) -> Option<u32> {
-        self.transfers.first()
-    }
-
-    /// Adds a receive to the end of the transfers.
-    pub(super) fn add_transfer(&mut self, slot: u32) {
-        self.links.push(&mut self.transfers, slot);
-    }
-
-    /// Removes a receive from the transfers.
-    pub(super) fn remove_transfer(&mut self, slot: u32) {
-        self.links.remove(&mut self.transfers, slot);
     }
 
     /// Queues a request for deregistration of its memory, after which it completes.

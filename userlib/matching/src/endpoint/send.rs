@@ -7,10 +7,11 @@ use zerocopy::IntoBytes;
 use super::{
     Endpoint, Mode,
     core::{Core, MAX_SHORT},
-    peers::Health,
+    peers::{Health, Shortage},
     requests::State,
     transfer::register,
     unexpected::{Content, UnexpectedMessage},
+    window::Wait,
 };
 use crate::{
     Access, Envelope, Error, Rank, Transport, TransportError,
@@ -35,8 +36,8 @@ enum Step {
     Done,
     /// The transport has no room.
     NoRoom,
-    /// The peer's window is used up.
-    NoWindow,
+    /// The peer's window has no room for this send.
+    NoWindow(u32),
 }
 
 impl<T: Transport> Endpoint<T> {
@@ -86,7 +87,7 @@ impl<T: Transport> Endpoint<T> {
         let fits = data.len() <= core.limits.max_short
             && request.mode == Mode::Standard
             && peer.acks.is_empty()
-            && !peer.is_grant_due(core.limits.window)
+            && !peer.is_grant_due()
             && peer.sent + cost <= peer.limit;
 
         if !fits {
@@ -142,7 +143,7 @@ impl<T: Transport> Endpoint<T> {
                 return Ok(Flushed::Idle);
             }
 
-            let step = if peer.is_grant_due(self.core.limits.window) {
+            let step = if peer.is_grant_due() && peer.unsent_acks < self.core.limits.window {
                 self.send_grant(rank)?
             } else if let Some(ack) = peer.acks.first() {
                 self.send_ack(rank, ack)?
@@ -155,25 +156,33 @@ impl<T: Transport> Endpoint<T> {
             match step {
                 Step::Done => *budget -= 1,
                 Step::NoRoom => return Ok(Flushed::Unfinished),
-                Step::NoWindow => {
-                    self.core.statistics.window_waits += 1;
-                    return Ok(Flushed::Idle);
-                }
+                Step::NoWindow(slot) => match self.wait_for_window(rank, slot)? {
+                    Wait::Over => *budget -= 1,
+                    Wait::ForRoom => return Ok(Flushed::Unfinished),
+                    Wait::ForGrant => return Ok(Flushed::Idle),
+                },
             }
         }
         Ok(Flushed::Unfinished)
     }
 
-    /// Grants the peer the whole window beyond what it has consumed.
+    /// Grants the peer the whole window beyond what it has consumed, or as much as its window was
+    /// grown. Where that is no more than before, tells the peer that its window can't grow.
     fn send_grant(&mut self, rank: Rank) -> Result<Step, TransportError> {
+        let window = self.core.limits.window;
         let peer = &mut self.core.peers[rank];
-        let limit = peer.consumed + self.core.limits.window;
+        let limit = peer.grown_limit.max(peer.consumed + window);
+
+        if limit <= peer.granted_limit {
+            return Ok(if self.send_shortage(rank)? { Step::Done } else { Step::NoRoom });
+        }
 
         if !self.transport.try_send(rank, wire::GRANT, Grant { limit: limit.into() }.as_bytes())? {
             return Ok(Step::NoRoom);
         }
 
-        peer.granted_limit = limit;
+        (peer.granted_limit, peer.shortage) = (limit, Shortage::None);
+        peer.schedule_grant(window);
         self.core.statistics.grants += 1;
         Ok(Step::Done)
     }
@@ -213,7 +222,7 @@ impl<T: Transport> Endpoint<T> {
 
         let peer = &self.core.peers[rank];
         if peer.sent + cost > peer.limit {
-            return Ok(Step::NoWindow);
+            return Ok(Step::NoWindow(slot));
         }
 
         if eager { self.send_first(rank, slot, cost) } else { self.send_request(rank, slot, cost) }

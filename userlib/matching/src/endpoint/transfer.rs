@@ -7,7 +7,7 @@ use super::{
     core::Core,
     requests::{Operation, State},
 };
-use crate::{Access, Error, Get, Region, Transport, TransportError, pool::Handle, wire};
+use crate::{Access, Error, Get, Rank, Region, Transport, TransportError, pool::Handle, wire};
 
 /// Returns the region of a request's memory, and registers it if necessary. Empty memory needs no
 /// region. Returns `None` when there is no room now.
@@ -36,13 +36,28 @@ struct Started {
 }
 
 impl<T: Transport> Endpoint<T> {
-    /// Starts gets for all transfers in turn, until the transport has no room for gets. It looks
-    /// at `budget` transfers at most. Returns the number of gets.
+    /// Starts gets for the transfers of all peers in turn. It looks at `budget` peers at most. A
+    /// peer for whose gets the transport has no room does not stop those of others. Returns the
+    /// number of gets.
     pub(super) fn start_transfers(&mut self, budget: usize) -> usize {
+        let mut started = 0;
+        for _ in 0..budget.min(self.core.peers.count_fetching()) {
+            let Some(rank) = self.core.peers.take_fetching() else { break };
+            started += self.start_transfers_from(rank, budget);
+            if !self.core.peers[rank].transfers.is_empty() {
+                self.core.peers.add_fetching(rank);
+            }
+        }
+        started
+    }
+
+    /// Starts gets for all transfers of a peer in turn, until the transport has no room for gets
+    /// from it. It looks at `budget` transfers at most. Returns the number of gets.
+    fn start_transfers_from(&mut self, rank: Rank, budget: usize) -> usize {
         let mut started = 0;
         let mut first = None;
         for _ in 0..budget {
-            let Some(slot) = self.core.requests.first_transfer() else { break };
+            let Some(slot) = self.core.peers[rank].transfers.first() else { break };
             if first == Some(slot) {
                 break;
             }
@@ -95,9 +110,9 @@ impl<T: Transport> Endpoint<T> {
         };
 
         let is_finished = request.moved == fitting || result.is_err();
-        core.requests.remove_transfer(slot);
+        core.remove_transfer(slot);
         if !is_finished {
-            core.requests.add_transfer(slot);
+            core.add_transfer(slot);
         } else {
             start_draining(core, slot, result.err());
         }
@@ -159,7 +174,7 @@ impl Core {
         match (state, result) {
             (State::Fetching, Ok(())) => {}
             (State::Fetching, Err(error)) => {
-                self.requests.remove_transfer(slot);
+                self.remove_transfer(slot);
                 start_draining(self, slot, Some(error));
             }
             (_, result) => start_draining(self, slot, result.err()),

@@ -70,6 +70,13 @@ impl UnexpectedMessages {
         Self { pool: Pool::new(), links: Lists::default(), store: Store::new() }
     }
 
+    /// Allocates memory for `count` messages, and as many blocks of data.
+    pub(super) fn reserve(&mut self, count: usize) {
+        self.pool.reserve(count);
+        self.links.reserve(count);
+        self.store.reserve(count);
+    }
+
     /// Adds a message to those of its peer. Returns `None` when there are too many.
     pub(super) fn add(&mut self, of_peer: &mut List, unexpected: UnexpectedMessage) -> Option<u32> {
         let message = self.pool.insert(unexpected).ok()?.index;

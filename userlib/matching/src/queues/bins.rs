@@ -94,6 +94,16 @@ impl Bins {
         self.rekeyed
     }
 
+    /// Allocates memory for `bins` bins, and nodes with numbers below `nodes`.
+    pub(super) fn reserve(&mut self, bins: usize, nodes: usize) {
+        self.bins.reserve(bins.saturating_sub(self.bins.len()));
+        self.nodes.reserve(nodes);
+        self.bin_of_node.reserve(nodes.saturating_sub(self.bin_of_node.len()));
+        if bins > self.chains.len() {
+            self.rebuild(bins.next_power_of_two());
+        }
+    }
+
     /// Returns the oldest node with `key`.
     #[inline]
     pub(super) fn first(&self, key: &Key) -> Option<u32> {

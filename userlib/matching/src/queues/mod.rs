@@ -140,6 +140,27 @@ impl Queues {
         }
     }
 
+    /// Allocates memory for unexpected messages with numbers below `count`.
+    pub(crate) fn reserve(&mut self, count: u32) {
+        let messages = count as usize;
+        self.stored.reserve(messages.saturating_sub(self.stored.len()));
+        self.arrivals.reserve(messages);
+
+        let tables = self.tables.iter().flatten().count();
+        self.stored_bins.reserve(messages * tables, messages * CLASSES);
+    }
+
+    /// Returns whether any receive is posted.
+    pub(crate) fn has_posted(&self) -> bool {
+        self.posted_classes != 0
+    }
+
+    /// Returns whether a posted receive takes messages from any source. Receives without a table do
+    /// not count.
+    pub(crate) fn has_posted_for_any_source(&self) -> bool {
+        self.tables.iter().flatten().any(|table| table.class.any_source && table.posted > 0)
+    }
+
     /// Adds an unexpected message.
     pub(crate) fn add_unexpected(&mut self, message: u32, envelope: Envelope) {
         if message as usize >= self.stored.len() {

@@ -4,5 +4,6 @@
 mod common;
 
 mod death;
+mod growth;
 mod model;
 mod window;

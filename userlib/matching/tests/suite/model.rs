@@ -429,7 +429,7 @@ proptest! {
         budget in prop::sample::select(vec![1, 3, 64]),
     ) {
         let fabric_config = FabricConfig { message_bytes, get_bytes, credits, gets: 3, regions: 4, one_ring, seed };
-        run(steps, fabric_config, Config { eager_threshold: 200, window, budget, gets_in_flight: 2 });
+        run(steps, fabric_config, Config { eager_threshold: 200, window, pool: 1 << 20, budget, gets_in_flight: 2 });
     }
 }
 

@@ -10,7 +10,8 @@ use nicforge_matching::{
     wire,
 };
 
-const CONFIG: Config = Config { eager_threshold: 500, window: 4096, budget: 64, gets_in_flight: 4 };
+const CONFIG: Config =
+    Config { eager_threshold: 500, window: 4096, pool: 1 << 20, budget: 64, gets_in_flight: 4 };
 
 #[test]
 fn a_flood_waits_at_its_sender_and_nothing_is_lost() {

@@ -7,8 +7,8 @@ use super::{
     Endpoint,
     fetch::FetchMethod,
     objects::{
-        CONTROL, GIVEN_UP, IS_THERE, MESSAGES, NO_LONGER_THERE, POINTER_OF_EXPOSED, POINTER_OF_REQUESTS,
-        POINTER_OF_SENDS, REPEATED, REQUEST,
+        BLOCKED, CONTROL, GIVEN_UP, IS_THERE, KEPT, MESSAGES, NO_LONGER_THERE, POINTER_OF_EXPOSED,
+        POINTER_OF_REQUESTS, POINTER_OF_SENDS, REPEATED, REQUEST, WINDOW_FULL,
     },
     requests::State,
 };
@@ -76,6 +76,9 @@ impl Endpoint {
             IS_THERE => {
                 self.deny_if_absent(from, id);
             }
+            KEPT => self.handle_kept(from, id),
+            WINDOW_FULL => self.handle_full(from),
+            BLOCKED => self.handle_blocked(from)?,
             _ => {}
         }
         Ok(())

@@ -129,8 +129,22 @@ impl Endpoint {
                 break;
             }
             let Some(mut fetch) = self.fetches.waiting.pop_front() else { break };
+
+            // No rank has more requests to handle than a window of them, so that its events have
+            // room.
+            let window = self.config.window_of(self.size());
+            if self.peers.get(fetch.peer).is_some_and(|peer| peer.fetches >= window) {
+                self.fetches.waiting.push_back(fetch);
+                continue;
+            }
+
             match self.start_fetch(&mut fetch) {
-                Ok(Start::Started) => self.fetches.running.push(fetch),
+                Ok(Start::Started) => {
+                    if let Some(peer) = self.peers.get_mut(fetch.peer) {
+                        peer.fetches += 1;
+                    }
+                    self.fetches.running.push(fetch);
+                }
                 Ok(Start::SenderIsFull) => self.fetches.waiting.push_back(fetch),
                 full_or_error => {
                     self.fetches.waiting.push_front(fetch);
@@ -232,6 +246,9 @@ impl Endpoint {
     /// Removes a fetch from those in progress.
     fn remove_running(&mut self, position: usize) -> Fetch {
         let fetch = self.fetches.running.swap_remove(position);
+        if let Some(peer) = self.peers.get_mut(fetch.peer) {
+            peer.fetches = peer.fetches.saturating_sub(1);
+        }
         if let Progress::Getting(_) = fetch.progress {
             self.peers.end_get(fetch.peer);
         }
@@ -292,6 +309,9 @@ impl Endpoint {
     pub(super) fn lose_fetches(&mut self, rank: Rank, peer_gone: Error) -> Result<(), Error> {
         let of_rank = |fetch: &mut Fetch| fetch.peer == rank;
         let mut lost: Vec<Fetch> = self.fetches.running.extract_if(.., of_rank).collect();
+        if let Some(peer) = self.peers.get_mut(rank) {
+            peer.fetches = 0;
+        }
         for _ in lost.iter().filter(|fetch| matches!(fetch.progress, Progress::Getting(_))) {
             self.peers.end_get(rank);
         }

@@ -14,6 +14,7 @@
 //! | `fetch.rs` | data that the receiver asks for |
 //! | `notices.rs` | messages that are given up, or no longer there |
 //! | `window.rs` | messages to a peer that it has not acknowledged |
+//! | `room.rs` | windows that are full while a receive waits |
 //! | `quota.rs` | operations in progress, and their division among peers |
 //! | `events.rs` | what an event means |
 
@@ -25,6 +26,7 @@ mod peers;
 mod quota;
 mod receive;
 mod requests;
+mod room;
 mod send;
 mod unexpected;
 mod window;
@@ -461,6 +463,9 @@ impl Endpoint {
             self.start_fetches()?;
             self.send_waiting()?;
             self.post_pending()?;
+        }
+        if !self.messages.full.is_empty() {
+            self.relieve_full_windows();
         }
         self.check_peers()?;
         Ok(steps)

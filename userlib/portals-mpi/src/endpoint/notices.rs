@@ -12,7 +12,7 @@ use nicforge_matching::Rank;
 
 use super::{
     Endpoint,
-    objects::{GIVEN_UP, IS_THERE, NO_LONGER_THERE},
+    objects::{BLOCKED, GIVEN_UP, IS_THERE, KEPT, NO_LONGER_THERE, WINDOW_FULL},
 };
 use crate::{Error, Loss};
 
@@ -29,6 +29,12 @@ pub(super) enum Notice {
     NoLongerThere,
     /// The receiver asks whether the sender has the message.
     IsThere,
+    /// The receiver keeps the message's header, so that the message leaves the sender's window.
+    Kept,
+    /// The sender's window is full, and the receiver keeps no more headers.
+    Full,
+    /// Sends have failed because of the receiver's notice of a full window.
+    Blocked,
 }
 
 impl Notice {
@@ -38,6 +44,9 @@ impl Notice {
             Self::GivenUp => GIVEN_UP,
             Self::NoLongerThere => NO_LONGER_THERE,
             Self::IsThere => IS_THERE,
+            Self::Kept => KEPT,
+            Self::Full => WINDOW_FULL,
+            Self::Blocked => BLOCKED,
         }
     }
 }

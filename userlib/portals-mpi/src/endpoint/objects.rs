@@ -46,8 +46,14 @@ pub(super) const GIVEN_UP: u64 = 5;
 pub(super) const NO_LONGER_THERE: u64 = 6;
 /// Match bits of the notice [`super::notices::Notice::IsThere`].
 pub(super) const IS_THERE: u64 = 7;
-/// The bits in which the four values above differ: one match entry takes all of them.
-const REQUEST_KIND_BITS: u64 = 3;
+/// Match bits of the notice [`super::notices::Notice::Kept`].
+pub(super) const KEPT: u64 = 12;
+/// Match bits of the notice [`super::notices::Notice::Full`].
+pub(super) const WINDOW_FULL: u64 = 13;
+/// Match bits of the notice [`super::notices::Notice::Blocked`].
+pub(super) const BLOCKED: u64 = 14;
+/// The bits in which the seven values above differ: one match entry takes all of them.
+const REQUEST_KIND_BITS: u64 = 0b1011;
 
 // Values of the descriptors' user pointers, by which events tell what their descriptor is for.
 // Those of receives are their handles, which are at least 2^32.

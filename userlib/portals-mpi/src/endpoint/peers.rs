@@ -91,6 +91,10 @@ pub(super) struct Peer {
     usage: Usage,
     /// Number of receives that name it as their source, and of fetches from it.
     pub(super) awaited: u32,
+    /// Fetches from it in progress.
+    pub(super) fetches: u16,
+    /// Time at which it was told that its window is full, unless it has answered.
+    pub(super) told_full: Option<Instant>,
     silence: Silence,
 }
 
@@ -105,6 +109,8 @@ impl Peer {
             waiting: Waiting::default(),
             usage: Usage::default(),
             awaited: 0,
+            fetches: 0,
+            told_full: None,
             silence: Silence::default(),
         }
     }
@@ -351,7 +357,7 @@ impl Endpoint {
             self.fail(handle, peer_gone.clone());
         }
 
-        for handle in self.requests.receives_from(rank) {
+        for handle in self.requests.receives_of(|source| source == Some(rank)) {
             let is_waiting = self
                 .requests
                 .get(handle)
@@ -374,11 +380,16 @@ impl Endpoint {
     /// received.
     pub(super) fn complete(&mut self, handle: Handle, length: usize, result: Result<(), Error>) {
         let Some(entry) = self.requests.complete(handle, length, result) else { return };
-        if entry.kind == Kind::Receive
-            && let Some(source) = entry.selector.source
-            && let Some(peer) = self.peers.get_mut(source)
-        {
-            peer.awaited = peer.awaited.saturating_sub(1);
+        if entry.kind != Kind::Receive {
+            return;
+        }
+        match entry.selector.source {
+            None => self.receives.from_any = self.receives.from_any.saturating_sub(1),
+            Some(source) => {
+                if let Some(peer) = self.peers.get_mut(source) {
+                    peer.awaited = peer.awaited.saturating_sub(1);
+                }
+            }
         }
     }
 }

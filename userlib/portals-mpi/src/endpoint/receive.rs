@@ -21,14 +21,18 @@ pub(super) struct Receives {
     pending: VecDeque<Handle>,
     /// Number of those that are posted.
     pub(super) posted: u32,
+    /// Number of outstanding receives from any source.
+    pub(super) from_any: u32,
 }
 
 impl Endpoint {
     /// Starts a new receive: gives it a message that has arrived, or appends it to the pending
     /// ones.
     pub(super) fn start_receive(&mut self, handle: Handle, selector: Selector) -> Result<(), Error> {
-        if let Some(peer) = selector.source.and_then(|source| self.peers.get_mut(source)) {
-            peer.awaited += 1;
+        match selector.source.map(|source| self.peers.get_mut(source)) {
+            None => self.receives.from_any += 1,
+            Some(Some(peer)) => peer.awaited += 1,
+            Some(None) => {}
         }
 
         self.take_unexpected()?;
@@ -56,8 +60,10 @@ impl Endpoint {
         }
 
         let source = entry.selector.source;
-        if let Some(peer) = source.and_then(|source| self.peers.get_mut(source)) {
-            peer.awaited = peer.awaited.saturating_sub(1);
+        match source.map(|source| self.peers.get_mut(source)) {
+            None => self.receives.from_any = self.receives.from_any.saturating_sub(1),
+            Some(Some(peer)) => peer.awaited = peer.awaited.saturating_sub(1),
+            Some(None) => {}
         }
         self.receives.pending.retain(|&pending| pending != handle);
         self.requests.discard(handle);

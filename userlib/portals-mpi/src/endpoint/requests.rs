@@ -97,11 +97,10 @@ impl Requests {
         self.pool.remove(handle);
     }
 
-    /// Returns the outstanding receives that name a source.
-    pub(super) fn receives_from(&self, source: u32) -> Vec<Handle> {
-        let names_source =
-            |entry: &Entry| entry.kind == Kind::Receive && entry.selector.source == Some(source);
-        self.pool.handles().filter(|&handle| self.pool.get(handle).is_some_and(names_source)).collect()
+    /// Returns the outstanding receives whose source, or `None` for any, is accepted by `accepts`.
+    pub(super) fn receives_of(&self, accepts: impl Fn(Option<u32>) -> bool) -> Vec<Handle> {
+        let is_wanted = |entry: &Entry| entry.kind == Kind::Receive && accepts(entry.selector.source);
+        self.pool.handles().filter(|&handle| self.pool.get(handle).is_some_and(is_wanted)).collect()
     }
 
     /// Completes a request. Returns it, unless it is complete already.

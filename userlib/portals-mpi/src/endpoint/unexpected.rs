@@ -50,6 +50,8 @@ struct Message {
     /// Its id among the messages of its sender to this rank.
     id: u64,
     data: Data,
+    /// Its sender has taken it out of its window, or will.
+    is_kept: bool,
     /// The receive that has matched it while its data were arriving.
     receive: Option<Handle>,
 }
@@ -86,14 +88,30 @@ pub(super) struct Messages {
     /// State of each buffer.
     buffers: Vec<Buffer>,
     remote: RemoteCounts,
+    /// Ranks whose windows are full of messages whose data only they have. Some may have room
+    /// again.
+    pub(super) full: VecDeque<Rank>,
 }
 
-/// For each rank, the number of its listed messages whose data only the rank has. It keeps them in
-/// its window, so that a rank that keeps to the protocol has no more than a window of them.
+/// The listed messages of a rank whose data only the rank has.
+#[derive(Clone, Copy, Debug, Default)]
+struct RemoteCount {
+    /// Number of those in the rank's window. A rank that keeps to the protocol has no more than a
+    /// window of them.
+    in_window: u16,
+    /// Number of those that the rank has taken out of its window, or will.
+    kept: u32,
+    /// The rank is in [`Messages::full`].
+    is_listed: bool,
+}
+
+/// For each rank, the number of its listed messages whose data only the rank has.
 #[derive(Debug)]
 struct RemoteCounts {
-    /// The count of each rank.
-    counts: Vec<u16>,
+    /// The counts of each rank.
+    counts: Vec<RemoteCount>,
+    /// Number of messages of all ranks that are kept.
+    kept: u32,
     /// Number of messages in a window.
     window: u16,
 }
@@ -101,15 +119,32 @@ struct RemoteCounts {
 impl RemoteCounts {
     /// Counts a message. Returns `false`, and counts nothing, if it exceeds its sender's window.
     fn add(&mut self, rank: Rank) -> bool {
-        let count = self.counts.get_mut(rank as usize).filter(|count| **count < self.window);
-        count.map(|count| *count += 1).is_some()
+        let count = self.counts.get_mut(rank as usize).filter(|count| count.in_window < self.window);
+        count.map(|count| count.in_window += 1).is_some()
     }
 
     /// Uncounts a message.
-    fn remove(&mut self, rank: Rank) {
-        if let Some(count) = self.counts.get_mut(rank as usize) {
-            *count = count.saturating_sub(1);
+    fn remove(&mut self, rank: Rank, is_kept: bool) {
+        let Some(count) = self.counts.get_mut(rank as usize) else { return };
+        if is_kept {
+            count.kept = count.kept.saturating_sub(1);
+            self.kept = self.kept.saturating_sub(1);
+        } else {
+            count.in_window = count.in_window.saturating_sub(1);
         }
+    }
+
+    /// Counts a message of a window as kept.
+    fn keep(&mut self, rank: Rank) {
+        let Some(count) = self.counts.get_mut(rank as usize) else { return };
+        count.in_window = count.in_window.saturating_sub(1);
+        count.kept += 1;
+        self.kept += 1;
+    }
+
+    /// Returns whether a rank's window is full.
+    fn is_full(&self, rank: Rank) -> bool {
+        self.counts.get(rank as usize).is_some_and(|count| count.in_window >= self.window)
     }
 }
 
@@ -120,7 +155,8 @@ impl Messages {
             list: VecDeque::new(),
             arriving: Vec::new(),
             buffers: vec![Buffer::Idle; buffers.into()],
-            remote: RemoteCounts { counts: vec![0; ranks as usize], window },
+            remote: RemoteCounts { counts: vec![RemoteCount::default(); ranks as usize], kept: 0, window },
+            full: VecDeque::new(),
         }
     }
 
@@ -137,11 +173,13 @@ impl Messages {
     /// Adds a message to the list. Returns `false`, and forgets the message, if only its sender has
     /// the data and it exceeds its sender's window.
     fn add_to_list(&mut self, handle: Handle) -> bool {
-        if let Some(Message { envelope, data: Data::Remote(_), .. }) = self.pool.get(handle)
-            && !self.remote.add(envelope.peer)
-        {
-            self.pool.remove(handle);
-            return false;
+        if let Some(Message { envelope, data: Data::Remote(_), .. }) = self.pool.get(handle) {
+            let rank = envelope.peer;
+            if !self.remote.add(rank) {
+                self.pool.remove(handle);
+                return false;
+            }
+            self.list_if_full(rank);
         }
         self.list.push_back(handle);
         true
@@ -149,8 +187,57 @@ impl Messages {
 
     /// Uncounts a message that was removed from the list.
     fn uncount(&mut self, handle: Handle) {
-        if let Some(Message { envelope, data: Data::Remote(_), .. }) = self.pool.get(handle) {
-            self.remote.remove(envelope.peer);
+        if let Some(Message { envelope, data: Data::Remote(_), is_kept, .. }) = self.pool.get(handle) {
+            self.remote.remove(envelope.peer, *is_kept);
+        }
+    }
+
+    /// Lists a rank whose window is full.
+    fn list_if_full(&mut self, rank: Rank) {
+        if self.remote.is_full(rank)
+            && let Some(count) = self.remote.counts.get_mut(rank as usize)
+            && !std::mem::replace(&mut count.is_listed, true)
+        {
+            self.full.push_back(rank);
+        }
+    }
+
+    /// Records that a rank is no longer in [`Messages::full`].
+    pub(super) fn unlist_full(&mut self, rank: Rank) {
+        if let Some(count) = self.remote.counts.get_mut(rank as usize) {
+            count.is_listed = false;
+        }
+    }
+
+    /// Returns whether the window of a rank is full of messages whose data only the rank has.
+    pub(super) fn is_full(&self, rank: Rank) -> bool {
+        self.remote.is_full(rank)
+    }
+
+    /// Returns whether `count` more headers of a rank may be kept, of `limit` headers of all ranks.
+    /// A rank may have as many as it leaves free.
+    pub(super) fn has_room(&self, limit: u32, rank: Rank, count: u32) -> bool {
+        let own = self.remote.counts.get(rank as usize).map_or(0, |counts| counts.kept);
+        own + count <= limit.saturating_sub(self.remote.kept + count)
+    }
+
+    /// Returns the messages of a rank that are in its window, and whose data only the rank has.
+    /// They are the last ones of the rank.
+    pub(super) fn list_unkept(&self, rank: Rank) -> Vec<(Handle, u64)> {
+        let unkept = self.list.iter().rev().filter_map(|&handle| match self.pool.get(handle)? {
+            Message { envelope, id, data: Data::Remote(_), is_kept: false, .. } if envelope.peer == rank => {
+                Some((handle, *id))
+            }
+            _ => None,
+        });
+        unkept.take(self.remote.window.into()).collect()
+    }
+
+    /// Keeps the header of a message.
+    pub(super) fn keep(&mut self, handle: Handle) {
+        if let Some(message) = self.pool.get_mut(handle) {
+            message.is_kept = true;
+            self.remote.keep(message.envelope.peer);
         }
     }
 
@@ -230,7 +317,7 @@ impl Endpoint {
         let is_authentic = self.peers.rank_of(event.peer) == Some(envelope.peer);
         let handle = is_authentic.then(|| {
             let (length, id) = (event.message.requested.into(), event.message.header_data);
-            self.messages.pool.insert(Message { envelope, length, id, data, receive: None })
+            self.messages.pool.insert(Message { envelope, length, id, data, is_kept: false, receive: None })
         });
         if let Some(position) = position {
             self.messages.arriving.push(ArrivingMessage { link: event.link, position, handle });
@@ -271,9 +358,13 @@ impl Endpoint {
             // The data are damaged. The sender still has them, and sends them again on request.
             message.data = Data::Remote(FetchMethod::Request);
             self.messages.release_buffer(position.buffer);
-            if receive.is_none() && !self.messages.remote.add(source) {
-                self.messages.forget(handle);
-                self.statistics.refused += 1;
+            if receive.is_none() {
+                if self.messages.remote.add(source) {
+                    self.messages.list_if_full(source);
+                } else {
+                    self.messages.forget(handle);
+                    self.statistics.refused += 1;
+                }
             }
         }
         receive.map_or(Ok(()), |receive| self.match_message(handle, receive))

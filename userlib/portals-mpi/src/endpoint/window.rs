@@ -1,5 +1,7 @@
 //! The window of messages to a peer that it has not acknowledged.
 
+use std::collections::HashMap;
+
 use nicforge_portals::{DescriptorId, MemoryDescriptor};
 
 use super::objects::Source;
@@ -48,6 +50,8 @@ pub(super) struct Window {
     ids: Vec<u64>,
     /// Free numbers.
     free: Vec<u8>,
+    /// Messages that were taken out of the window, by id: the receiver keeps their headers.
+    aside: HashMap<u64, InFlight>,
 }
 
 impl Window {
@@ -58,17 +62,30 @@ impl Window {
             messages: numbers.clone().map(|_| None).collect(),
             ids: numbers.clone().map(|number| number as u64).collect(),
             free: numbers.rev().map(|number| number as u8).collect(),
+            aside: HashMap::new(),
         }
     }
 
-    /// Returns the number of messages.
+    /// Returns the number of messages, with those that were taken out of the window.
     pub(super) fn len(&self) -> usize {
-        self.messages.len() - self.free.len()
+        self.messages.len() - self.free.len() + self.aside.len()
+    }
+
+    /// Takes a message out of the window, whose number is free then. Returns whether it was there.
+    pub(super) fn set_aside(&mut self, id: u64) -> bool {
+        let number = bits::number(id);
+        let place = self.messages.get_mut(usize::from(number));
+        let Some(message) = place.and_then(|place| place.take_if(|message| message.id == id)) else {
+            return false;
+        };
+        self.aside.insert(id, message);
+        self.free.push(number);
+        true
     }
 
     /// Returns whether a put of a message is in progress.
     pub(super) fn has_put_in_progress(&self) -> bool {
-        self.messages.iter().flatten().any(|message| message.is_put_in_progress)
+        self.messages.iter().flatten().chain(self.aside.values()).any(|message| message.is_put_in_progress)
     }
 
     /// Returns the id of the next message, or `None` if the window is full.
@@ -87,8 +104,8 @@ impl Window {
 
     /// Returns the message with an id.
     pub(super) fn find(&mut self, id: u64) -> Option<&mut InFlight> {
-        let message = self.messages.get_mut(usize::from(bits::number(id)))?.as_mut()?;
-        (message.id == id).then_some(message)
+        let message = self.messages.get_mut(usize::from(bits::number(id)))?.as_mut();
+        message.filter(|message| message.id == id).or_else(|| self.aside.get_mut(&id))
     }
 
     /// Returns the id of the message with these match bits.
@@ -100,20 +117,25 @@ impl Window {
     /// Returns whether there is a message with an id.
     pub(super) fn has(&self, id: u64) -> bool {
         let message = self.messages.get(usize::from(bits::number(id))).and_then(Option::as_ref);
-        message.is_some_and(|message| message.id == id)
+        message.is_some_and(|message| message.id == id) || self.aside.contains_key(&id)
     }
 
     /// Removes the message with an id, and returns it.
     pub(super) fn remove(&mut self, id: u64) -> Option<InFlight> {
         let number = bits::number(id);
-        let message = self.messages.get_mut(usize::from(number))?.take_if(|message| message.id == id)?;
-        self.free.push(number);
-        Some(message)
+        match self.messages.get_mut(usize::from(number))?.take_if(|message| message.id == id) {
+            Some(message) => {
+                self.free.push(number);
+                Some(message)
+            }
+            None => self.aside.remove(&id),
+        }
     }
 
     /// Removes all messages, and returns them.
     pub(super) fn drain(&mut self) -> Vec<InFlight> {
-        let messages = self.messages.iter_mut().filter_map(Option::take).collect();
+        let aside = self.aside.drain().map(|(_, message)| message);
+        let messages = self.messages.iter_mut().filter_map(Option::take).chain(aside).collect();
         self.free = (0..self.messages.len()).map(|number| number as u8).collect();
         messages
     }
