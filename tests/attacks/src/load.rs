@@ -134,6 +134,7 @@ fn add_missed_limits(mut row: Row, attack: &Attack, result: &contest::Outcome, l
     if let Some(harm) = &result.attacker.harmed {
         miss(true, &format!("an honest peer was harmed: {harm}"));
     }
+    miss(attack.has_honest_ranks && row.cut > 0, "an honest rank was held up");
     if let Some(reason) = &result.tenant.lost {
         miss(true, &format!("tenant lost: {reason}"));
     }

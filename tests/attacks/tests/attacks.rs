@@ -94,6 +94,9 @@ fn hold_against(name: &str, event_loop: &'static str) {
         return eprintln!("{name} is impossible here: {}", contest.reports().not_run.unwrap());
     }
 
+    let reports = contest.reports();
+    assert!(!attack.has_honest_ranks || reports.cut == 0, "{reports:?}");
+
     let before = contest.tenant_rounds();
     wait_for("the tenant's work", || contest.tenant_rounds() >= before + ROUNDS);
     contest.newcomer();
@@ -178,6 +181,10 @@ attacks! {
     tree "tree";
     velo "velo";
     ack_flood "ack-flood";
+    extoll_window "extoll-window";
+    mu_gets "mu-gets";
+    torus_gets "torus-gets";
+    torus_answers "torus-answers";
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod maps;
 mod memory;
 mod networks;
 mod peers;
+mod ranks;
 mod reconnect;
 mod watches;
 
@@ -31,6 +32,9 @@ pub struct Attack {
     /// The kernel keeps the server's process while it closes a descriptor of the attacker. Only the
     /// sockets are then expected to disappear in time.
     pub kernel_keeps_process: bool,
+    /// The attacker also has the sockets of honest ranks, which exchange messages in each round. A
+    /// round that they do not finish in time is cut, and none may be.
+    pub has_honest_ranks: bool,
     /// Runs the attack until the arena's time is up.
     pub run: fn(&Arena) -> Round,
 }
@@ -44,8 +48,14 @@ const fn attack(name: &'static str, aimed_at: &'static str, run: fn(&Arena) -> R
         maps_large_files: false,
         log_is_unread: false,
         kernel_keeps_process: false,
+        has_honest_ranks: false,
         run,
     }
+}
+
+/// Returns an attack of a rank on the others of its job.
+const fn of_rank(name: &'static str, aimed_at: &'static str, run: fn(&Arena) -> Round) -> Attack {
+    Attack { has_honest_ranks: true, ..attack(name, aimed_at, run) }
 }
 
 /// All attacks.
@@ -85,6 +95,10 @@ pub const ATTACKS: &[Attack] = &[
     attack("tree", "turns of devices and rings", networks::tree),
     attack("velo", "turns of devices and rings", networks::velo),
     attack("ack-flood", "answers of a Portals kernel", peers::acknowledged_puts),
+    of_rank("extoll-window", "the receive ring that all ranks share", ranks::extoll_window),
+    of_rank("mu-gets", "the places for gets that all ranks share", ranks::mu_gets),
+    of_rank("torus-gets", "the places for gets that all ranks share", ranks::torus_gets),
+    of_rank("torus-answers", "memory and time of answers to gets", ranks::torus_answers),
 ];
 
 /// Returns the attack with this name.
