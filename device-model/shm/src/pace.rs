@@ -15,10 +15,12 @@
 //!
 //! # What a process learns
 //!
-//! - Two late yields within `SUSPICION` make the host busy for `LATE_FACTOR` times the delay,
-//!   at least `SHORTEST_SPAN` and at most `LONGEST_SPAN`. After that the next wait yields
-//!   again. If that yield is late too, the host is busy for twice as long as before. One late yield
-//!   in `LATE_FACTOR` thus costs one or two per cent of the time.
+//! - Late yields that take half of the time make the host busy for `SHORTEST_SPAN`. After that
+//!   waits yield again. If they are late again, the host is busy for twice as long as before, up to
+//!   `LONGEST_SPAN`. To find this out costs a few time slices, one per cent of the time at most in
+//!   the end. A few late yields prove nothing: in a parallel program each thread computes for a
+//!   while between two messages, and others that share its processor lose less by waiting for it
+//!   than by sleeping.
 //! - A sleep that was soon over would have been cheaper as a poll, so the limit of polling grows. A
 //!   long sleep lets it shrink again.
 //!
@@ -37,11 +39,11 @@ use std::{
 /// A yield that takes this long is late. Threads that poll and yield return within microseconds,
 /// and a time slice of the scheduler has a millisecond or more.
 const LATE: Duration = Duration::from_micros(300);
-/// Two late yields within this time make the host busy. A single one can be the hypervisor's doing.
-const SUSPICION: Duration = Duration::from_millis(100);
-/// A host is busy for this many times the delay of the yield that proved it.
-const LATE_FACTOR: u32 = 64;
-/// Shortest time for which a host counts as busy.
+/// Time for which the delays of late yields are added up.
+const WINDOW: Duration = Duration::from_millis(50);
+/// Sum of these delays that makes the host busy.
+const MUCH: Duration = WINDOW.checked_div(2).unwrap();
+/// Time for which a host counts as busy at first.
 const SHORTEST_SPAN: Duration = Duration::from_millis(100);
 /// Longest time for which a host counts as busy.
 const LONGEST_SPAN: Duration = Duration::from_secs(4);
@@ -55,9 +57,9 @@ const LONGEST_POLL: Duration = Duration::from_micros(400);
 /// A wait of this many limits was too long for polling.
 const LONG_WAIT: u32 = 8;
 
-/// Time for which both sides spin on a busy host before they sleep: about what a wake-up costs. It
-/// covers an answer of a thread that runs on another processor.
-pub const BUSY_SPIN: Duration = Duration::from_micros(20);
+/// Time for which both sides spin on a busy host before they sleep. It covers an answer of a thread
+/// that runs on another processor. Most answers come from one that has to be woken.
+pub const BUSY_SPIN: Duration = Duration::from_micros(5);
 
 /// Sleep of a thread that lets others run on a busy host, and that no event wakes.
 const NAP: Duration = Duration::from_micros(50);
@@ -67,10 +69,16 @@ const NAP: Duration = Duration::from_micros(50);
 struct Host {
     /// End of the time for which the host counts as busy.
     busy_until: AtomicU64,
+    /// That end, which stays when the time is over.
+    last_end: AtomicU64,
     /// Length of that time.
     span: AtomicU64,
-    /// Time of the last late yield.
+    /// End of the last late yield.
     last_late: AtomicU64,
+    /// Start of the window in which delays are added up.
+    window: AtomicU64,
+    /// Sum of the delays in the window.
+    lost: AtomicU64,
     /// Limit of polling, in nanoseconds.
     poll: AtomicU64,
     /// Number of late yields.
@@ -86,8 +94,11 @@ impl Host {
     const fn new() -> Self {
         Self {
             busy_until: AtomicU64::new(0),
+            last_end: AtomicU64::new(0),
             span: AtomicU64::new(0),
             last_late: AtomicU64::new(0),
+            window: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
             poll: AtomicU64::new(FIRST_POLL.as_nanos() as u64),
             late_yields: AtomicU64::new(0),
             is_fixed: AtomicBool::new(false),
@@ -114,20 +125,30 @@ impl Host {
         if self.is_fixed.load(Ordering::Relaxed) {
             return;
         }
+
+        // Threads that have yielded at the same time have lost the same time.
+        let start = now.saturating_sub(nanoseconds(delay));
         let before = self.last_late.swap(now, Ordering::Relaxed);
-        let span = self.span.load(Ordering::Relaxed);
-
-        // A late yield soon after a busy time shows that this time has been too short.
-        let is_known = span != 0 && now.saturating_sub(before) < 2 * span + nanoseconds(SUSPICION);
-        let is_second = before != 0 && now.saturating_sub(before) < nanoseconds(SUSPICION);
-        if !is_known && !is_second {
-            self.span.store(0, Ordering::Relaxed);
-            return;
+        let lost = now.saturating_sub(start.max(before));
+        if start.saturating_sub(self.window.load(Ordering::Relaxed)) > nanoseconds(WINDOW) {
+            self.window.store(start, Ordering::Relaxed);
+            self.lost.store(0, Ordering::Relaxed);
         }
+        if self.lost.fetch_add(lost, Ordering::Relaxed) + lost >= nanoseconds(MUCH) {
+            self.lost.store(0, Ordering::Relaxed);
+            self.begin_busy_time(now);
+        }
+    }
 
-        let least = if is_known { 2 * span } else { nanoseconds(SHORTEST_SPAN) };
-        let span = nanoseconds(delay * LATE_FACTOR).max(least).min(nanoseconds(LONGEST_SPAN));
+    /// Lets the host count as busy, for longer than before if that was not long ago.
+    fn begin_busy_time(&self, now: u64) {
+        let span = self.span.load(Ordering::Relaxed);
+        let is_soon = now < self.last_end.load(Ordering::Relaxed) + span + nanoseconds(SHORTEST_SPAN);
+        let next = if is_soon { 2 * span } else { 0 };
+
+        let span = next.clamp(nanoseconds(SHORTEST_SPAN), nanoseconds(LONGEST_SPAN));
         self.span.store(span, Ordering::Relaxed);
+        self.last_end.store(now + span, Ordering::Relaxed);
         self.busy_until.store(now + span, Ordering::Relaxed);
     }
 
@@ -225,49 +246,61 @@ mod tests {
         host.is_busy(|| time)
     }
 
-    #[test]
-    fn a_single_late_yield_does_not_make_the_host_busy() {
-        let host = Host::new();
-        host.note_late(MILLISECOND, SLICE);
-        host.note_late(500 * MILLISECOND, SLICE);
-        assert!(!is_busy_at(&host, 501 * MILLISECOND));
+    /// Records yields that are late by a slice each, one after another from `time` on, until the
+    /// host is busy. Returns the time then.
+    fn be_late(host: &Host, mut time: u64) -> u64 {
+        while !is_busy_at(host, time) {
+            time += nanoseconds(SLICE);
+            host.note_late(time, SLICE);
+        }
+        time
     }
 
     #[test]
-    fn two_late_yields_make_the_host_busy_in_proportion_to_the_delay() {
+    fn a_few_late_yields_do_not_make_the_host_busy() {
         let host = Host::new();
-        host.note_late(MILLISECOND, SLICE);
-        host.note_late(4 * MILLISECOND, SLICE);
-        let end = 4 * MILLISECOND + nanoseconds(SLICE * LATE_FACTOR);
+        for number in 1..100 {
+            let time = 20 * number * MILLISECOND;
+            host.note_late(time, SLICE);
+            assert!(!is_busy_at(&host, time));
+        }
+    }
+
+    #[test]
+    fn threads_that_are_late_at_once_have_lost_the_time_once() {
+        let host = Host::new();
+        let time = 1000 * MILLISECOND;
+        for thread in 0..100 {
+            host.note_late(time + thread, SLICE);
+        }
+        assert!(!is_busy_at(&host, time));
+    }
+
+    #[test]
+    fn late_yields_that_take_half_of_the_time_make_the_host_busy() {
+        let host = Host::new();
+        let begin = 1000 * MILLISECOND;
+        let time = be_late(&host, begin);
+        assert!(time - begin < nanoseconds(WINDOW), "{} ns", time - begin);
+        let end = time + nanoseconds(SHORTEST_SPAN);
         assert!(is_busy_at(&host, end - 1));
         assert!(!is_busy_at(&host, end));
     }
 
     #[test]
-    fn a_late_yield_after_a_busy_time_doubles_it_up_to_the_longest() {
+    fn each_busy_time_that_follows_soon_is_twice_as_long_up_to_the_longest() {
         let host = Host::new();
-        host.note_late(MILLISECOND, SLICE);
-        let mut time = 4 * MILLISECOND;
-        let mut span = nanoseconds(SLICE * LATE_FACTOR);
-        host.note_late(time, SLICE);
-
+        let mut span = nanoseconds(SHORTEST_SPAN);
+        let mut time = be_late(&host, 1000 * MILLISECOND);
         for _ in 0..8 {
-            time += span;
-            assert!(!is_busy_at(&host, time));
-            host.note_late(time, SLICE);
-            span = (span * 2).min(nanoseconds(LONGEST_SPAN));
+            time = be_late(&host, time + span);
+            span = (2 * span).min(nanoseconds(LONGEST_SPAN));
             assert!(is_busy_at(&host, time + span - 1));
+            assert!(!is_busy_at(&host, time + span));
         }
-    }
-
-    #[test]
-    fn a_quiet_time_is_remembered_as_such() {
-        let host = Host::new();
-        host.note_late(MILLISECOND, SLICE);
-        host.note_late(4 * MILLISECOND, SLICE);
-        // One late yield long after is a single one again.
-        host.note_late(60_000 * MILLISECOND, SLICE);
-        assert!(!is_busy_at(&host, 60_001 * MILLISECOND));
+        // After a long quiet time it is short again.
+        let time = be_late(&host, time + 10 * span);
+        assert!(!is_busy_at(&host, time + nanoseconds(SHORTEST_SPAN)));
     }
 
     #[test]

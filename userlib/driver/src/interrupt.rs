@@ -289,13 +289,21 @@ pub(crate) fn block<B: Backing + ?Sized>(
     if let Some(cancel) = cancel {
         cancel.check()?;
     }
-
-    let event = backing.event_fd();
-    if event.is_some() {
+    if backing.event_fd().is_some() {
         // Another call may have read an event already, for which the descriptor is not readable.
         backing.handle_events()?;
     }
+    block_in_kernel(backing, fds, timeout, cancel)
+}
 
+/// Blocks as [`block`] does, without handling events first.
+pub(crate) fn block_in_kernel<B: Backing + ?Sized>(
+    backing: &B,
+    fds: &[BorrowedFd<'_>],
+    timeout: Option<Duration>,
+    cancel: Option<&Cancel>,
+) -> Result<(), Error> {
+    let event = backing.event_fd();
     let all = fds.iter().copied().chain(event).chain(cancel.map(AsFd::as_fd));
     let (mut few, mut many);
     let polled = match (all.clone().count(), all.clone().next()) {

@@ -171,7 +171,7 @@ pub struct Backoff {
     /// Number of pauses that only spin, at the beginning. Each takes 20 to 40 ns.
     pub spins: u32,
     /// Time for which the pauses after that yield the processor. `None` is the time that has paid
-    /// off in this process so far: 25 to 400 us.
+    /// off in this process so far: 25 to 400 us, and at least 100 yields.
     pub poll: Option<Duration>,
     /// Length of the first sleep, after the yielding pauses, where nothing wakes the thread. Each
     /// sleep is twice as long as the one before, up to [`Backoff::longest_sleep`].
@@ -216,6 +216,10 @@ impl Default for Backoff {
         if *processors >= MIN_DEDICATED_PROCESSORS { Self::DEDICATED } else { Self::SHARED }
     }
 }
+
+/// Minimum number of yields before a sleep, where no time is set. Among many threads that yield to
+/// each other, time says little about how long a wait will take.
+const MIN_YIELDS: u32 = 100;
 
 /// Maximum number of times that the length of a sleep is doubled.
 const MAX_DOUBLINGS: u32 = 16;
@@ -262,6 +266,8 @@ pub struct Relax {
     polling_since: Option<Instant>,
     /// What the last pause prepared: the next one blocks, unless the loop finds its event before.
     pub(crate) armed: Option<Armed>,
+    /// Number of sleeps since then that a wake-up has ended.
+    pub(crate) wakes: u32,
     /// Whether the last pause slept.
     pub(crate) has_slept: bool,
     /// Time at which the loop ends. No sleep goes beyond it.
@@ -291,6 +297,7 @@ impl Relax {
             sleeps: 0,
             polling_since: None,
             armed: None,
+            wakes: 0,
             has_slept: false,
             deadline: Deadline::never(),
             waits_for_programs: false,
@@ -302,7 +309,7 @@ impl Relax {
     #[inline]
     pub fn reset(&mut self) {
         if self.pauses != 0 {
-            (self.pauses, self.sleeps) = (0, 0);
+            (self.pauses, self.sleeps, self.wakes) = (0, 0, 0);
             (self.polling_since, self.armed) = (None, None);
         }
     }
@@ -355,18 +362,23 @@ impl Relax {
     pub fn next_pause(&mut self) -> Pause {
         let number = self.pauses;
         self.pauses = number.saturating_add(1);
-        if number < self.backoff.spins { Pause::Spin } else { self.next_pause_after_spins() }
+        match number.checked_sub(self.backoff.spins) {
+            None => Pause::Spin,
+            Some(number) => self.next_pause_after_spins(number),
+        }
     }
 
-    /// Returns a pause that yields while polling pays, and then one that sleeps.
-    fn next_pause_after_spins(&mut self) -> Pause {
+    /// Returns a pause that yields while polling pays, and then one that sleeps. `number` counts
+    /// the pauses after the spinning ones.
+    fn next_pause_after_spins(&mut self, number: u32) -> Pause {
         let since = *self.polling_since.get_or_insert_with(Instant::now);
-        let limit = self.backoff.poll.unwrap_or_else(pace::poll_limit);
+        let (limit, min_yields) =
+            self.backoff.poll.map_or_else(|| (pace::poll_limit(), MIN_YIELDS), |poll| (poll, 0));
         if self.sleeps == 0 {
             let waited = since.elapsed();
             match pace::is_busy() {
                 true if waited < pace::BUSY_SPIN.min(limit) => return Pause::Spin,
-                false if waited < limit => return Pause::Yield,
+                false if waited < limit || number < min_yields => return Pause::Yield,
                 _ => (),
             }
         }

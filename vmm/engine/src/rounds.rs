@@ -4,7 +4,8 @@
 //! After its last work the engine polls the memory of its clients for a while, and yields the
 //! processor meanwhile: a client that posts in this time needs no system call. Then it sleeps until
 //! a client wakes it. On a busy host ([`pace`]) a yield would cost milliseconds, so the engine
-//! spins for much shorter, and never yields.
+//! polls for much shorter, and spins meanwhile. For a guest, whose wake-ups cost an exit, it yields
+//! as ever.
 
 use std::time::{Duration, Instant};
 
@@ -37,6 +38,8 @@ const STALL_SLEEP: Duration = Duration::from_millis(1);
 struct LoopState {
     /// Rounds in a row that found no work.
     empty_rounds: u32,
+    /// Time of the first of them that paused.
+    idle_since: Option<Instant>,
     /// Rounds since the sockets were checked for events.
     rounds_without_check: u32,
     /// Whether the last step returned [`Next::At`]: the machine waits for a time or an access.
@@ -46,6 +49,14 @@ struct LoopState {
 }
 
 impl LoopState {
+    /// Returns whether the engine spins, and does not yield. On a busy host it spins until the
+    /// functions of this host's clients are cold. Those of guests are hot for longer. A guest may
+    /// share the engine's processor, and goes on while the engine yields.
+    fn spins_at(&self, now: Instant) -> bool {
+        let is_soon = |since: Instant| now.saturating_duration_since(since) < 2 * pace::BUSY_SPIN;
+        self.cools_early && self.idle_since.is_some_and(is_soon)
+    }
+
     /// Returns whether the rounds without work were enough for a stalled access.
     fn has_polled_for_stall(&self) -> bool {
         self.empty_rounds >= STALL_ROUNDS || (self.cools_early && self.empty_rounds > 0)
@@ -99,18 +110,14 @@ impl Engine {
         self.machine.step(time, self.config.budget)
     }
 
-    /// Lets functions go cold as early as the pace of the host suggests.
+    /// Lets functions of this host's clients go cold as early as the pace of the host suggests.
     fn follow_pace(&mut self, state: &mut LoopState) {
         let is_busy = pace::is_busy();
         if is_busy != state.cools_early {
             state.cools_early = is_busy;
-            self.machine.set_cool_after(nanoseconds(self.cool_after(is_busy)));
+            let limit = if is_busy { nanoseconds(pace::BUSY_SPIN) } else { u64::MAX };
+            self.machine.set_near_cool_after(limit);
         }
-    }
-
-    /// Returns the time without work after which functions go cold.
-    fn cool_after(&self, cools_early: bool) -> Duration {
-        if cools_early { self.config.cool_after.min(pace::BUSY_SPIN) } else { self.config.cool_after }
     }
 
     /// Collects events. Depending on `next`, when the machine must be stepped again, it sleeps,
@@ -133,7 +140,7 @@ impl Engine {
                     self.events.poll_is_cheap() || state.rounds_without_check >= BUSY_ROUNDS_PER_CHECK;
             }
             Next::Poll => {
-                self.pause(state);
+                self.pause(state, now);
                 state.rounds_without_check += 1;
                 must_check =
                     self.events.poll_is_cheap() || state.rounds_without_check >= IDLE_ROUNDS_PER_CHECK;
@@ -141,10 +148,10 @@ impl Engine {
             // A stalled access is tried again in each round. Only work of the machine lets it go
             // on, so after a while a short sleep does no harm.
             Next::At(_) if self.queues.count_deferred() > 0 && !state.has_polled_for_stall() => {
-                self.pause(state);
+                self.pause(state, now);
             }
             Next::At(wake_time) => match self.sleep_time(wake_time, now) {
-                Some(duration) if duration < self.events.shortest_sleep() => self.pause(state),
+                Some(duration) if duration < self.events.shortest_sleep() => self.pause(state, now),
                 duration => {
                     let duration = match self.queues.count_deferred() {
                         0 => duration,
@@ -168,9 +175,12 @@ impl Engine {
     }
 
     /// Lets a moment pass after a round without work: spins, or yields the processor once `spin`
-    /// such rounds have followed each other. On a busy host it only spins.
-    fn pause(&mut self, state: &mut LoopState) {
-        if state.empty_rounds < self.config.spin || state.cools_early {
+    /// such rounds have followed each other.
+    fn pause(&mut self, state: &mut LoopState, now: Instant) {
+        if state.empty_rounds == 0 {
+            state.idle_since = Some(now);
+        }
+        if state.empty_rounds < self.config.spin || state.spins_at(now) {
             std::hint::spin_loop();
         } else {
             self.round_counters.yields += 1;

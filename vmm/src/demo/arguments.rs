@@ -17,8 +17,8 @@ struct DemoArguments {
     /// Use FCNP's interrupt mode instead of polling on the I/O node.
     #[arg(long)]
     interrupts: bool,
-    /// Packets in each FIFO of the machine: a power of two, at most 256.
-    #[arg(long, value_name = "PACKETS", default_value_t = 8, value_parser = parse_depth)]
+    /// Packets in each FIFO of the machine: a power of two, at most 256. A machine has 8.
+    #[arg(long, value_name = "PACKETS", default_value_t = 64, value_parser = parse_depth)]
     fifo_depth: u32,
     /// Print the result as JSON, and no progress.
     #[arg(long)]

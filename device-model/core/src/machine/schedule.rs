@@ -21,7 +21,13 @@ use std::{
 };
 
 use super::{FunctionSlot, Machine, PollState, active::ActiveFunction, rings::DrainedTurn};
-use crate::{context::Context, device::Progress, ids::FunctionId, panic::DeviceMethod, time::Nanos};
+use crate::{
+    context::{Context, FunctionState},
+    device::Progress,
+    ids::FunctionId,
+    panic::DeviceMethod,
+    time::Nanos,
+};
 
 /// Default time without work after which a function goes cold, in nanoseconds.
 /// [`Machine::set_cool_after`] changes it.
@@ -66,6 +72,8 @@ pub(super) struct Schedule {
     timers: BinaryHeap<Reverse<(Nanos, FunctionId)>>,
     /// Time without work after which a function goes cold, in nanoseconds.
     cool_after: u64,
+    /// The same for functions whose clients can be woken, if it is shorter.
+    near_cool_after: u64,
     /// The value to which `cool_after` returns at the end of this step, if it is another one.
     usual_cool_after: Option<u64>,
     /// Functions and clients that go cold at the end of this step.
@@ -91,6 +99,7 @@ impl Schedule {
             has_gaps: false,
             timers: BinaryHeap::new(),
             cool_after: COOL_AFTER,
+            near_cool_after: u64::MAX,
             usual_cool_after: None,
             cooling: Vec::new(),
             timer_limit: 0,
@@ -109,6 +118,15 @@ impl Schedule {
         self.timer_limit = 2 * functions + 64;
         self.worked.reserve(functions);
         self.cooling.reserve(functions);
+    }
+
+    /// Returns the time without work after which a function goes cold.
+    #[inline]
+    fn cool_after_of(&self, state: &FunctionState) -> u64 {
+        match state.client_wakers.is_empty() {
+            true => self.cool_after,
+            false => self.cool_after.min(self.near_cool_after),
+        }
     }
 
     /// Makes a function hot: see [`Machine::wake`].
@@ -317,6 +335,15 @@ impl Machine {
         self.schedule.cool_after = nanoseconds;
     }
 
+    /// Sets a shorter such time for functions whose clients wait by [`ClientWaker`], or `u64::MAX`
+    /// for none. Those clients are processes of this host, for which a wake-up of the machine costs
+    /// little. A guest's costs an exit.
+    ///
+    /// [`ClientWaker`]: crate::machine::ClientWaker
+    pub fn set_near_cool_after(&mut self, nanoseconds: u64) {
+        self.schedule.near_cool_after = nanoseconds;
+    }
+
     /// Lets the functions that the next step finds without work go cold in it, so that a client's
     /// store wakes them.
     pub fn cool_in_next_step(&mut self) {
@@ -459,7 +486,7 @@ impl ActiveFunction<'_> {
 
         if busy {
             *idle_since = Some(now);
-        } else if now >= idle_since.get_or_insert(now).after(self.schedule.cool_after) {
+        } else if now >= idle_since.get_or_insert(now).after(self.schedule.cool_after_of(&self.slot.state)) {
             // Events of this turn need no wake-up: the machine looks once more before the function
             // is cold.
             self.leave_queue(queue_index);

@@ -5,6 +5,10 @@
 //! executes the barrier. The engine loads the word after each step that worked for the client, and
 //! signals the eventfd if it is set. See [`nicforge_hwi::attachment::waiting`].
 //!
+//! A thread that is woken and finds nothing was woken for another one's events. After a few of them
+//! it naps before it arms the wake-up again. A thread that waits for long would otherwise cost
+//! one that is at work a wake-up a packet.
+//!
 //! Threads that wait for the same device share the word and the eventfd. One of them, the *leader*,
 //! blocks in the kernel. The others sleep on a condition, which the leader signals when it leaves.
 
@@ -21,7 +25,19 @@ use nicforge_shm::{
 use nix::sys::eventfd::EventFd;
 
 use super::Backing;
-use crate::{Error, Relax, interrupt::block, runtime::Event};
+use crate::{
+    Error, Relax,
+    interrupt::block_in_kernel,
+    runtime::{self, Event},
+};
+
+/// Number of wake-ups in vain after which a thread naps. The completion of the thread's own send
+/// often comes before the answer that it waits for, so that the first ones say nothing.
+const FREE_WAKES: u32 = 3;
+/// Length of the first nap. Each is twice as long as the one before, [`MAX_DOUBLINGS`] times.
+const FIRST_NAP: Duration = Duration::from_micros(20);
+/// Maximum number of times that the length of a nap is doubled.
+const MAX_DOUBLINGS: u32 = 4;
 
 /// What the first step of a sleep has prepared: the count of [`ClientWake::left`] at that time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +85,9 @@ impl ClientWake {
         time: Duration,
     ) -> Result<(), Error> {
         let Some(armed) = relax.armed.take() else {
+            if let Some(naps) = relax.wakes.checked_sub(FREE_WAKES) {
+                runtime::sleep(FIRST_NAP * (1 << naps.min(MAX_DOUBLINGS)));
+            }
             relax.armed = Some(self.arm());
             return Ok(());
         };
@@ -77,6 +96,7 @@ impl ClientWake {
         relax.has_slept = true;
         if self.has_leader.swap(true, Ordering::SeqCst) {
             self.left.sleep(armed.0, limit);
+            relax.wakes += u32::from(self.left.count() != armed.0);
             return Ok(());
         }
 
@@ -85,6 +105,7 @@ impl ClientWake {
         // A thread that has found a leader just before this sleeps with the present count.
         self.left.notify();
         if slept? {
+            relax.wakes += 1;
             pace::note_woken(relax.waited());
         }
         Ok(())
@@ -117,7 +138,10 @@ impl ClientWake {
             return Ok(false);
         }
 
-        block(backing, &[self.event.as_fd()], Some(limit), None)?;
+        if backing.expects_events() {
+            backing.handle_events()?;
+        }
+        block_in_kernel(backing, &[self.event.as_fd()], Some(limit), None)?;
         let is_woken = self.event.read().is_ok();
         if is_woken {
             self.left.notify();
