@@ -69,7 +69,7 @@ const NAP: Duration = Duration::from_micros(50);
 struct Host {
     /// End of the time for which the host counts as busy.
     busy_until: AtomicU64,
-    /// That end, which stays when the time is over.
+    /// End of the last such time, also once it is over.
     last_end: AtomicU64,
     /// Length of that time.
     span: AtomicU64,

@@ -72,7 +72,7 @@ pub(super) struct Schedule {
     timers: BinaryHeap<Reverse<(Nanos, FunctionId)>>,
     /// Time without work after which a function goes cold, in nanoseconds.
     cool_after: u64,
-    /// The same for functions whose clients can be woken, if it is shorter.
+    /// Such a time for functions whose clients can be woken, if it is shorter.
     near_cool_after: u64,
     /// The value to which `cool_after` returns at the end of this step, if it is another one.
     usual_cool_after: Option<u64>,

@@ -89,7 +89,7 @@ pub(super) struct Peer {
     pub(super) sent: u64,
     /// Total number of window units that it has granted.
     pub(super) limit: u64,
-    /// What it has said about a window that can't grow.
+    /// The last thing that it has said about its window for this rank, if that can't grow.
     pub(super) full: Full,
     /// Bytes of its window that this rank's messages use, as it has said when its window was full.
     pub(super) full_bytes: u64,

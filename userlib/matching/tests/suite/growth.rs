@@ -150,7 +150,7 @@ fn all_that_wait_for_a_window_without_room_get_an_error_that_names_it() {
             assert!(error.to_string().contains("the window is full"), "{error}");
         }
 
-        // What has left is received; the rest has failed.
+        // Messages that have left the sender are received. The others have failed.
         let mut received = 0;
         while let Some(arrived) = world.ranks[1].probe(&Selector::any_tag(0, 0)) {
             assert_eq!(arrived.envelope.tag, received);

@@ -106,7 +106,13 @@ fn echo(partner: &mut dyn Partner) -> Result<(), Failure> {
 /// Opens a partner's end of its connection, and waits for the others.
 fn open(partner: &task::Partner) -> Result<Box<dyn Partner>, Failure> {
     Ok(match partner {
-        task::Partner::Rank { library, rank, ranks, nodes } => open_rank(*library, *rank, *ranks, *nodes)?,
+        task::Partner::Rank { library, rank, ranks, nodes } => {
+            let mut opened = open_rank(*library, *rank, *ranks, *nodes)?;
+            // A rank that waits for orders calls no library. Others that are still being opened may
+            // need an answer of it, so none is ready before all are.
+            opened.barrier()?;
+            opened
+        }
         task::Partner::ComputeCore => {
             Box::new(ComputeCore::open(device()?, Default::default()).context(|| "a compute core".into())?)
         }
