@@ -96,3 +96,22 @@ fn end_of_a_client_ends_its_wake_ups_and_a_client_without_attachment_has_none() 
 
     assert_eq!((wakes.get(), machine.is_attached(FunctionId(0), A)), (0, true));
 }
+
+#[test]
+fn function_goes_cold_early_only_if_its_clients_can_be_woken() {
+    let hot_functions = |has_waker: bool| {
+        let (mut machine, probe) = attached();
+        let _waker = has_waker.then(|| set_waker(&mut machine, A));
+        machine.set_cool_after(50_000);
+        machine.set_near_cool_after(5_000);
+
+        probe.script().busy = true;
+        machine.wake(F);
+        machine.step(Nanos(0), 64);
+        probe.script().busy = false;
+        machine.step(Nanos(1_000), 64);
+        machine.step(Nanos(10_000), 64);
+        machine.hot_functions()
+    };
+    assert_eq!((hot_functions(false), hot_functions(true)), (1, 0));
+}
