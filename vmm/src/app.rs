@@ -115,6 +115,10 @@ impl App {
     /// process, after a message on standard error if the command failed.
     pub fn main(self) -> ExitCode {
         failure::name_program(self.name);
+        // While this thread is the only one, it costs a microsecond. Later it waits until every
+        // processor has run another thread, for seconds on a busy host. If it fails, so does the
+        // same call of the library or the engine, which says so.
+        let _ = nicforge_shm::register_membarrier();
         failure::report(self.run())
     }
 

@@ -64,6 +64,10 @@ fn membarrier(command: c_int) -> Result<c_long, Errno> {
 /// Registers this process, so that barriers of sleepers in other processes reach it. Both sides
 /// call it once when they open.
 ///
+/// The first call of a process with several threads waits until every processor has run another
+/// thread: milliseconds, or seconds beside programs that compute. A program avoids that by a call
+/// before it starts threads.
+///
 /// Returns false if the kernel or the container does not permit it: see
 /// [`BarrierKind::WriterMustFence`].
 ///

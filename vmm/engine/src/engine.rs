@@ -73,6 +73,8 @@ impl Engine {
         sigurg::set_handler()
             .map_err(|errno| EngineError::System { what: "setting a handler for SIGURG", errno })?;
 
+        // Before this engine has threads, and long before it has clients.
+        crate::waiting::is_reached();
         let commands = CommandQueue::new()?;
         let mapper = Mapper::start(commands.waker().clone())?;
         machine.set_cool_after(nanoseconds(config.cool_after));

@@ -28,9 +28,15 @@ const _: () = assert!(waiting::REGION == region::COUNT && waiting::IRQ == INDICE
 /// Returns whether a client of the function can be woken. It has the mirror, whose writer the
 /// machine is, and a barrier of the client's reaches this process.
 pub(crate) fn is_offered(machine: &Machine, function: FunctionId) -> bool {
-    static IS_REACHED: OnceLock<bool> = OnceLock::new();
     let has_mirror = machine.spec(function).is_some_and(|spec| spec.rings.is_some());
-    has_mirror && *IS_REACHED.get_or_init(|| register_membarrier().unwrap_or(false))
+    has_mirror && is_reached()
+}
+
+/// Returns whether barriers of clients reach this process. The first call can take seconds on a
+/// busy host, so it comes before there are clients.
+pub(crate) fn is_reached() -> bool {
+    static IS_REACHED: OnceLock<bool> = OnceLock::new();
+    *IS_REACHED.get_or_init(|| register_membarrier().unwrap_or(false))
 }
 
 /// Describes the interrupt that wakes the client.

@@ -135,13 +135,13 @@ impl BlockedWriteCheck {
 }
 
 /// Returns whether a thread of this process sleeps, by its state in `/proc`. A thread that only
-/// lost its processor is ready to run, and not asleep. A thread with unknown state counts as
-/// asleep.
+/// lost its processor is ready to run, and not asleep; nor is one that a debugger has stopped. A
+/// thread with unknown state counts as asleep.
 fn is_asleep(thread: i32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/self/task/{thread}/stat")) else { return true };
     // The state follows the name, which is in parentheses and may contain any character.
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
-    !matches!(state, Some('R'))
+    !matches!(state, Some('R' | 't' | 'T'))
 }
 
 #[cfg(test)]

@@ -39,11 +39,11 @@ pub struct OpenOptions {
 }
 
 impl Default for OpenOptions {
-    /// Returns 5 s for calls, 50 us of polling before a wait blocks, 20 us on the socket, and 10 s
+    /// Returns 10 s for calls, 50 us of polling before a wait blocks, 20 us on the socket, and 10 s
     /// for the heartbeat.
     fn default() -> Self {
         Self {
-            timeout: Duration::from_secs(5),
+            timeout: Duration::from_secs(10),
             spin: Duration::from_micros(50),
             socket_spin: Duration::from_micros(20),
             backoff: Backoff::default(),
