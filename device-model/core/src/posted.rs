@@ -24,12 +24,14 @@ pub struct Posted<'a> {
     malformed: u64,
     /// A trace sink receives every record.
     traced: bool,
+    /// The sink has received the record in front.
+    is_shown: bool,
 }
 
 impl<'a> Posted<'a> {
     /// Returns at most `remaining` records of `ring`, whose client is `attachment_id`.
     pub(crate) fn new(ring: &'a mut Ring, attachment_id: AttachmentId, remaining: u32, traced: bool) -> Self {
-        Self { ring, attachment_id, remaining, carried_out: 0, malformed: 0, traced }
+        Self { ring, attachment_id, remaining, carried_out: 0, malformed: 0, traced, is_shown: false }
     }
 
     /// Returns the address and the data of the record in front, 1 to 512 bytes. It stays in front
@@ -38,7 +40,7 @@ impl<'a> Posted<'a> {
     /// Returns `None` when the ring is empty or the limit is reached. Records that are malformed or
     /// go outside the device's registers are skipped and counted.
     #[inline]
-    pub fn next(&mut self, context: &Context<'_>) -> Option<(Address, &[u8])> {
+    pub fn next(&mut self, context: &mut Context<'_>) -> Option<(Address, &[u8])> {
         while self.remaining > 0 {
             let address_and_length = match self.ring.consumer.peek() {
                 Peek::Empty => return None,
@@ -53,6 +55,9 @@ impl<'a> Posted<'a> {
             if let Some((at, length)) = address_and_length
                 && (registers.contains(at, length) || registers.look_up(spec, at, length))
             {
+                if self.traced {
+                    self.show(context, at);
+                }
                 return Some((at, self.ring.consumer.data()));
             }
 
@@ -68,18 +73,36 @@ impl<'a> Posted<'a> {
     /// Removes the record that [`Posted::next`] returned, after the device has carried it out.
     #[inline]
     pub fn done(&mut self, context: &mut Context<'_>) {
-        if self.traced
-            && let Peek::Record(record) = self.ring.consumer.peek()
-        {
-            let at = Address { bar: record.bar, offset: record.offset.into() };
-            let event = Event::Posted { at, length: record.data.len() };
-            context.shared.trace(context.function.id, self.attachment_id, event);
+        if self.traced {
+            self.show_done(context);
         }
 
         self.ring.consumer.pop();
         self.ring.stalled = false;
         self.remaining = self.remaining.saturating_sub(1);
         self.carried_out += 1;
+    }
+
+    /// Passes the record in front to the trace, unless the trace has received it already.
+    #[cold]
+    fn show(&mut self, context: &mut Context<'_>, at: Address) {
+        if !std::mem::replace(&mut self.is_shown, true) && !self.ring.stalled {
+            let event = Event::Posted { at, data: self.ring.consumer.data() };
+            context.shared.trace(context.function.id, self.attachment_id, event);
+        }
+    }
+
+    /// Passes to the trace what the record in front has caused.
+    #[cold]
+    fn show_done(&mut self, context: &mut Context<'_>) {
+        self.is_shown = false;
+        if self.ring.stalled
+            && let Peek::Record(record) = self.ring.consumer.peek()
+        {
+            let event = Event::Resumed { at: Address { bar: record.bar, offset: record.offset.into() } };
+            context.shared.trace(context.function.id, self.attachment_id, event);
+        }
+        context.trace_packets();
     }
 
     /// Passes the oldest records to `accept`, in order, until it returns false. A record for which

@@ -38,7 +38,12 @@ impl Context<'_> {
             attachment.counters.dma_read_bytes += out.len() as u64;
         }
 
-        self.record_access(attachment_id, out.len(), result, &[Event::DmaRead { iova, length: out.len() }])
+        if self.record_access(attachment_id, out.len(), &result) {
+            let outcome = result.map(|()| &*out);
+            let event = Event::DmaRead { iova, length: out.len(), outcome };
+            self.shared.trace(self.function.id, attachment_id, event);
+        }
+        result
     }
 
     /// Copies `data`, at most [`crate::dma::MAX_DMA`] bytes, to client memory at `iova`. Order and
@@ -60,7 +65,11 @@ impl Context<'_> {
             attachment.counters.dma_written_bytes += data.len() as u64;
         }
 
-        self.record_access(attachment_id, data.len(), result, &[Event::DmaWrite { iova, length: data.len() }])
+        if self.record_access(attachment_id, data.len(), &result) {
+            let event = Event::DmaWrite { iova, data, outcome: result };
+            self.shared.trace(self.function.id, attachment_id, event);
+        }
+        result
     }
 
     /// Changes the 64-bit word of client memory at `iova`, a multiple of 8, by one atomic
@@ -92,23 +101,26 @@ impl Context<'_> {
             attachment.counters.dma_written_bytes += WORD as u64;
         }
 
-        let events = [Event::DmaRead { iova, length: WORD }, Event::DmaWrite { iova, length: WORD }];
-        self.record_access(attachment_id, WORD, result, &events)
+        if self.record_access(attachment_id, WORD, &result) {
+            let event = Event::DmaUpdate { iova, update, outcome: result };
+            self.shared.trace(self.function.id, attachment_id, event);
+        }
+        result
     }
 
-    /// Adds the bytes of an access to those of the machine's step, counts its error, and traces it.
-    /// It does none of that for an access that the device must repeat, or carry out by messages.
+    /// Adds the bytes of an access to those of the machine's step, and counts its error. It does
+    /// neither, and returns false, for an access that the device must repeat, or carry out by
+    /// messages.
     #[inline]
     fn record_access<T>(
         &mut self,
         attachment_id: AttachmentId,
         length: usize,
-        result: Result<T, DmaError>,
-        events: &[Event],
-    ) -> Result<T, DmaError> {
-        match &result {
+        result: &Result<T, DmaError>,
+    ) -> bool {
+        match result {
             Ok(_) => self.shared.touched += length,
-            Err(DmaError::Remote { .. } | DmaError::Busy) => return result,
+            Err(DmaError::Remote { .. } | DmaError::Busy) => return false,
             Err(error) => {
                 // The file behind the memory ended, but the bytes before its end were copied.
                 if matches!(error, DmaError::Faulted { .. }) {
@@ -120,11 +132,7 @@ impl Context<'_> {
             }
         }
 
-        for &event in events {
-            self.shared.trace(self.function.id, attachment_id, event);
-        }
-
-        result
+        true
     }
 }
 

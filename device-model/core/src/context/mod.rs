@@ -88,6 +88,30 @@ impl Context<'_> {
         self.attachment(attachment_id).is_some_and(Attachment::uses_msix)
     }
 
+    /// Adds an event of the device's own to the trace, if there is one: a descriptor that it has
+    /// fetched, a packet that it drops. `attachment_id` is `None` for what concerns the whole
+    /// function. `name` is of lower-case words joined by spaces.
+    #[inline]
+    pub fn trace(
+        &mut self,
+        attachment_id: Option<AttachmentId>,
+        name: &'static str,
+        values: &[(&'static str, u64)],
+    ) {
+        if let Some(sink) = &mut self.shared.trace {
+            sink.event(self.shared.now, self.function.id, attachment_id, &Event::Device { name, values });
+        }
+    }
+
+    /// Passes the packets that the device has put on tapped links to the trace, if there is one.
+    #[inline]
+    pub(crate) fn trace_packets(&mut self) {
+        if let Some(sink) = &mut self.shared.trace {
+            let (now, function) = (self.shared.now, self.function.id);
+            self.fabric.take_tapped(|crossing| sink.event(now, function, None, &Event::Packet(crossing)));
+        }
+    }
+
     /// Raises an MSI-X vector of an attachment. The interrupt does not overtake the attachment's
     /// earlier DMA writes. Without a client it has no effect.
     pub fn interrupt(&mut self, attachment_id: AttachmentId, vector: u16) {
@@ -100,13 +124,14 @@ impl Context<'_> {
 
         self.function.has_touched_clients = true;
         attachment.counters.interrupts += 1;
-        if attachment.interrupts.raise_msix(vector) == Raised::Pending
+        let raised = attachment.interrupts.raise_msix(vector);
+        if raised == Raised::Pending
             && let Some(msix) = &mut attachment.msix
         {
             msix.set_pending(vector);
         }
 
-        self.shared.trace(self.function.id, attachment_id, Event::Interrupt { vector });
+        self.shared.trace(self.function.id, attachment_id, Event::Interrupt { vector, raised });
     }
 
     /// Sets the level of an attachment's INTx line. A reset deasserts it. Without a client it has
@@ -186,7 +211,8 @@ impl Context<'_> {
                 let function = self.function.id;
                 let message = Outgoing::DmaRead { id, function, attachment: attachment_id, iova, length };
                 self.shared.outgoing.push_back(message);
-                self.shared.trace(function, attachment_id, Event::DmaRead { iova, length });
+                let event = Event::DmaRead { iova, length, outcome: Ok(&[]) };
+                self.shared.trace(function, attachment_id, event);
                 return Ok(());
             }
             Err(error) => Err(error),
@@ -196,8 +222,9 @@ impl Context<'_> {
             attachment.count_dma_error(error);
         }
 
+        let outcome = result.as_ref().map(|filled| &filled.buffer[..filled.length]).map_err(|&error| error);
+        self.shared.trace(self.function.id, attachment_id, Event::DmaRead { iova, length, outcome });
         self.function.queue_result(Completion { attachment_id, token, result });
-        self.shared.trace(self.function.id, attachment_id, Event::DmaRead { iova, length });
 
         Ok(())
     }
@@ -255,7 +282,7 @@ impl Context<'_> {
             Err(error) => attachment.count_dma_error(error),
         }
 
-        self.shared.trace(self.function.id, attachment_id, Event::DmaWrite { iova, length: data.len() });
+        self.shared.trace(self.function.id, attachment_id, Event::DmaWrite { iova, data, outcome: result });
 
         result
     }

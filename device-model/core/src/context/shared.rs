@@ -105,9 +105,10 @@ impl Shared {
     }
 
     /// Passes an event to the trace sink, if there is one.
-    pub(crate) fn trace(&mut self, function: FunctionId, attachment: AttachmentId, event: Event) {
+    #[inline]
+    pub(crate) fn trace(&mut self, function: FunctionId, attachment: AttachmentId, event: Event<'_>) {
         if let Some(sink) = &mut self.trace {
-            sink.event(self.now, function, attachment, event);
+            sink.event(self.now, function, Some(attachment), &event);
         }
     }
 

@@ -152,7 +152,7 @@ pub(super) struct Lane {
     pub(super) queue: Queue,
     /// The packets and credits that are in progress, from the first packet that takes time on.
     pub(super) track: Option<Box<Track>>,
-    ends: Ends,
+    pub(super) ends: Ends,
     /// Number of packets that have arrived, from the front of `queue`.
     pub(super) visible: u32,
     /// The buffers that credits stand for.

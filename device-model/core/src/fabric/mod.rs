@@ -48,6 +48,7 @@ mod queue;
 pub mod returns;
 mod rows;
 mod schedule;
+mod tap;
 #[cfg(test)]
 mod tests;
 mod timed;
@@ -73,10 +74,11 @@ use self::{
     packet::Pool,
     path::{NewPath, Path},
     schedule::Schedule,
+    tap::TappedPackets,
     wake::WakeQueue,
     wires::Wire,
 };
-use crate::{ids::FunctionId, time::Nanos};
+use crate::{ids::FunctionId, time::Nanos, trace::Crossing};
 
 /// Limit of function numbers: a fabric takes numbers below this.
 pub const MAX_FUNCTIONS: u32 = 1 << 16;
@@ -117,6 +119,8 @@ struct Traffic {
     wire_delay: u64,
     /// Counter behind [`Ports::wire_changes`].
     wire_changes: u64,
+    /// Packets on tapped links, for the trace.
+    tapped: TappedPackets,
 }
 
 impl Default for Traffic {
@@ -132,6 +136,7 @@ impl Default for Traffic {
             wires: Default::default(),
             wire_delay: 0,
             wire_changes: 0,
+            tapped: TappedPackets::default(),
         }
     }
 }
@@ -397,14 +402,49 @@ impl Fabric {
         hook: Option<FaultHook>,
     ) -> Result<(), FabricError> {
         let path = self.path(link, direction)?;
-        let path = &mut self.traffic.paths[path];
-        path.set_hook(hook);
+        self.traffic.paths[path].set_hook(hook);
+        self.update_plain(path);
+        Ok(())
+    }
+
+    /// Taps one direction of a link: the machine's trace receives each packet that is put on it,
+    /// with its first `bytes` bytes. `None` ends that.
+    ///
+    /// # Errors
+    /// [`FabricError::NoLink`].
+    pub fn set_tap(
+        &mut self,
+        link: LinkId,
+        direction: Direction,
+        bytes: Option<usize>,
+    ) -> Result<(), FabricError> {
+        let path = self.path(link, direction)?;
+        self.traffic.paths[path].set_tap(bytes);
+        self.update_plain(path);
+        Ok(())
+    }
+
+    /// Taps both directions of all links, or ends that: see [`Fabric::set_tap`].
+    pub fn set_taps(&mut self, bytes: Option<usize>) {
+        for path in 0..self.traffic.paths.len() {
+            self.traffic.paths[path].set_tap(bytes);
+            self.update_plain(path);
+        }
+    }
+
+    /// Passes the packets on tapped links since the last call to `show`, in order.
+    #[cold]
+    pub(crate) fn take_tapped(&mut self, show: impl FnMut(Crossing<'_>)) {
+        self.traffic.tapped.take(show);
+    }
+
+    /// Lets the lanes of a path know whether a send can skip the path.
+    fn update_plain(&mut self, path: usize) {
+        let path = &self.traffic.paths[path];
         let (lanes, is_plain) = (path.lanes(), path.is_plain());
         for lane in &mut self.traffic.lanes[lanes] {
             lane.set_plain(is_plain);
         }
-
-        Ok(())
     }
 
     /// Takes a link down or up. A link that is down accepts no packet in either direction. Packets

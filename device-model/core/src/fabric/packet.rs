@@ -37,6 +37,7 @@ impl Packet {
         self.length = length as u32;
         self.framing = 0;
         self.header = 0;
+        self.number = 0;
         self
     }
 }
@@ -56,6 +57,8 @@ pub struct Contents {
     /// on arrival. The NIC defines which part of it the packet means, and counts that part in
     /// [`Contents::framing`]. Recycling the packet drops it.
     pub memory: Option<Arc<DmaLease>>,
+    /// Number of the packet in the trace, or 0 before it has crossed a tapped link.
+    pub(super) number: u64,
     /// The times of the packet on its lane. On a lane that takes no time, they are in the past.
     pub(super) flight: Flight,
 }
@@ -120,6 +123,7 @@ impl Contents {
         self.bytes_mut().copy_from_slice(original.bytes());
         self.framing = original.framing;
         self.header = original.header;
+        self.number = original.number;
         self.memory.clone_from(&original.memory);
     }
 
@@ -299,6 +303,7 @@ impl Pool {
             length: 0,
             framing: 0,
             header: 0,
+            number: 0,
             memory: None,
             flight: Flight::PAST,
         })))

@@ -24,7 +24,7 @@ pub(super) struct Path {
     per_byte: u64,
     /// Time at which the wire is idle, as far as it is booked, rounded up.
     idle_at: Nanos,
-    /// The faults of the path, from its first hook on.
+    /// The faults of the path, from its first hook or tap on.
     faults: Option<Box<Faults>>,
     /// Bytes of a packet's head: see [`LinkSpec::cut_through`]. Without cut-through, it is longer
     /// than any packet.
@@ -54,10 +54,12 @@ pub(super) struct NewPath {
     pub(super) first_lane: u32,
 }
 
-/// The faults of a path that has or had a hook.
+/// The faults of a path that has or had a hook or a tap, and the tap.
 #[derive(Default)]
 struct Faults {
     hook: Option<FaultHook>,
+    /// Bytes of each packet that the trace keeps, if the path is tapped.
+    tap: Option<usize>,
     /// Transmissions since the hook was set.
     transmissions: u64,
     /// The times in which the receiver discards packets, in order.
@@ -108,7 +110,8 @@ impl Path {
 
     /// Returns whether only the delay affects a packet, so that a send can skip the path.
     pub(super) fn is_plain(&self) -> bool {
-        self.per_byte == 0 && self.faults.as_ref().is_none_or(|faults| faults.hook.is_none())
+        self.per_byte == 0
+            && self.faults.as_ref().is_none_or(|faults| faults.hook.is_none() && faults.tap.is_none())
     }
 
     /// Returns the time at which the wire is idle, which can be in the past.
@@ -124,6 +127,21 @@ impl Path {
             (faults.hook, faults.transmissions) = (hook, 0);
         }
         self.update_idle_at();
+    }
+
+    /// Taps the path, so that the trace sees its packets with their first `bytes` bytes, or ends
+    /// that.
+    pub(super) fn set_tap(&mut self, bytes: Option<usize>) {
+        if bytes.is_some() || self.faults.is_some() {
+            self.faults.get_or_insert_default().tap = bytes;
+        }
+        self.update_idle_at();
+    }
+
+    /// Returns the number of bytes of each packet that the trace keeps, if the path is tapped.
+    #[inline]
+    pub(super) fn tap(&self) -> Option<usize> {
+        self.faults.as_ref()?.tap
     }
 
     /// Computes [`Path::idle_at`] again. A wire on which packets take no time is always idle.
@@ -161,7 +179,7 @@ impl Path {
         (passage, 0)
     }
 
-    /// Does the work of [`Path::transmit`] on a path that has or had a fault hook.
+    /// Does the work of [`Path::transmit`] on a path that has or had a fault hook or a tap.
     #[cold]
     #[inline(never)]
     fn transmit_with_errors(

@@ -6,6 +6,7 @@ use super::{
     packet::Flight,
     path::Path,
     schedule::{Event, EventKind, Schedule},
+    tap::TappedPackets,
     timing::{Incoming, Passage},
     wake::WakeQueue,
 };
@@ -202,9 +203,10 @@ impl Ports<'_> {
             return Err(Unsent { packet, reason: Refusal::NoCredit });
         }
 
-        let Traffic { lanes, paths, nodes, woken, schedule, .. } = &mut *self.traffic;
-        let transmission = Transmission { index: index as u32, now: self.now, paths, nodes, woken, schedule };
-        transmission.put(&mut lanes[index], packet, credits, Incoming::WHOLE);
+        let Traffic { lanes, paths, nodes, woken, schedule, tapped, .. } = &mut *self.traffic;
+        let index = index as u32;
+        let transmission = Transmission { index, now: self.now, paths, nodes, woken, schedule, tapped };
+        transmission.put(&mut lanes[index as usize], packet, credits, Incoming::WHOLE);
         Ok(())
     }
 
@@ -238,7 +240,7 @@ impl Ports<'_> {
     #[inline]
     pub(super) fn forward_head(&mut self, from_index: usize, to_index: usize) -> Option<bool> {
         let now = self.now;
-        let Traffic { lanes, paths, nodes, woken, schedule, .. } = &mut *self.traffic;
+        let Traffic { lanes, paths, nodes, woken, schedule, tapped, .. } = &mut *self.traffic;
         let [lane, out_lane] = lanes.get_disjoint_mut([from_index, to_index]).ok()?;
         let packet = lane.queue.front().filter(|_| lane.has_head())?;
 
@@ -258,7 +260,8 @@ impl Ports<'_> {
             lane.pop_head(from_index as u32, now, nodes, schedule)?;
         let incoming = tail_due.map_or(Incoming::WHOLE, |tail| paths[lane.path as usize].incoming(tail));
 
-        let transmission = Transmission { index: to_index as u32, now, paths, nodes, woken, schedule };
+        let index = to_index as u32;
+        let transmission = Transmission { index, now, paths, nodes, woken, schedule, tapped };
         let end = transmission.put(out_lane, packet, needed, incoming);
         // The credits return when the tail has left the buffer.
         lane.return_later(credits, from_index as u32, Departure { now, end }, nodes, woken, schedule);
@@ -282,6 +285,7 @@ struct Transmission<'a> {
     nodes: &'a mut [Node],
     woken: &'a mut WakeQueue,
     schedule: &'a mut Schedule,
+    tapped: &'a mut TappedPackets,
 }
 
 impl Transmission<'_> {
@@ -289,19 +293,24 @@ impl Transmission<'_> {
     /// which the packet's tail has left this node.
     #[inline]
     fn put(self, lane: &mut Lane, mut packet: Packet, credits: u32, incoming: Incoming) -> Nanos {
-        let Self { index, now, paths, nodes, woken, schedule } = self;
+        let Self { index, now, paths, nodes, woken, schedule, tapped } = self;
+        let mut tap = None;
         let passage = if lane.is_plain() && incoming.is_whole() {
             Passage::plain(now, lane.delay)
         } else {
             let path = &mut paths[lane.path as usize];
             let (passage, repeats) = path.transmit(now, &mut packet, incoming);
             lane.stats.retransmissions += repeats;
+            tap = path.tap().map(|bytes| (bytes, repeats));
             passage
         };
 
         // A packet does not overtake the one in front of it, which a fault may have delayed.
         let head = passage.head.max(lane.last_arrival);
         let tail = passage.tail.max(head);
+        if let Some((bytes, repeats)) = tap {
+            tapped.record((lane.path, lane.ends.channel), tail, repeats, &mut packet, bytes);
+        }
         let event_due = lane.push_timed(Flight { head, tail }, credits, packet);
         lane.watch_credits(index, now, schedule);
 

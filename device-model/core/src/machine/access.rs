@@ -179,7 +179,6 @@ impl ActiveFunction<'_> {
         }
 
         self.attachment(attachment_id)?.counters.trapped_reads += 1;
-        self.trace(attachment_id, Event::Read { at, length });
 
         let mut done = 0;
         while done < length {
@@ -187,6 +186,7 @@ impl ActiveFunction<'_> {
             done += self.read_piece(attachment_id, at, &mut data[done..])?;
         }
 
+        self.trace(attachment_id, Event::Read { at, data });
         Ok(Access::Done)
     }
 
@@ -267,6 +267,11 @@ impl ActiveFunction<'_> {
             return Ok(Access::Stalled);
         }
 
+        let is_retry = self.attachment(attachment_id)?.write_stalled;
+        if !is_retry {
+            self.trace(attachment_id, Event::Write { at, data });
+        }
+
         match space {
             BarSpace::Device => {
                 if self.write_device(attachment_id, at, data)? == Write::Stalled {
@@ -282,7 +287,6 @@ impl ActiveFunction<'_> {
         }
 
         self.attachment(attachment_id)?.counters.trapped_writes += 1;
-        self.trace(attachment_id, Event::Write { at, length });
 
         Ok(Access::Done)
     }
@@ -316,11 +320,13 @@ impl ActiveFunction<'_> {
 
         let stalled = result == Write::Stalled;
         let attachment = self.attachment(attachment_id)?;
-        let is_new_stall = stalled && !attachment.write_stalled;
-        attachment.write_stalled = stalled;
+        let was_stalled = std::mem::replace(&mut attachment.write_stalled, stalled);
+        let is_new_stall = stalled && !was_stalled;
         attachment.counters.stalls += u64::from(is_new_stall);
         if is_new_stall {
             self.trace(attachment_id, Event::Stalled { at });
+        } else if was_stalled && !stalled {
+            self.trace(attachment_id, Event::Resumed { at });
         }
 
         Ok(result)

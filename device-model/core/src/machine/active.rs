@@ -113,6 +113,7 @@ impl ActiveFunction<'_> {
         let mut context =
             Context { function: &mut self.slot.state, shared: self.shared, fabric: self.fabric };
         let result = f(self.slot.device.as_mut(), &mut context);
+        context.trace_packets();
         self.slot.method_in_progress = None;
 
         self.update_timer();
@@ -139,7 +140,7 @@ impl ActiveFunction<'_> {
         self.shared.drop_pending(&mut self.slot.state, attachment_id);
     }
 
-    pub(super) fn trace(&mut self, attachment_id: AttachmentId, event: Event) {
+    pub(super) fn trace(&mut self, attachment_id: AttachmentId, event: Event<'_>) {
         self.shared.trace(self.slot.state.id, attachment_id, event);
     }
 }

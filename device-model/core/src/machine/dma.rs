@@ -235,6 +235,7 @@ impl ActiveFunction<'_> {
         *method_in_progress = Some(DeviceMethod::DmaDone);
         device.dma_done(&mut context, attachment_id, token, Ok(data));
         *method_in_progress = None;
+        context.trace_packets();
 
         if let Some(filled) = lent.data.take() {
             self.shared.return_buffer(filled.buffer);

@@ -37,6 +37,7 @@ mod virtual_time;
 mod waiting_clients;
 
 use std::{
+    any::Any,
     collections::VecDeque,
     panic::{self, AssertUnwindSafe},
     sync::atomic::Ordering,
@@ -214,9 +215,16 @@ impl Machine {
         &mut self.fabric
     }
 
-    /// Sends trace events to `sink`, or discards them if it is `None`.
-    pub fn set_trace(&mut self, sink: Option<Box<dyn TraceSink>>) {
-        self.shared.trace = sink;
+    /// Sends trace events to `sink`, or discards them if it is `None`. Packets are events of the
+    /// links that are tapped: see [`Fabric::set_taps`]. Returns the former sink.
+    pub fn set_trace(&mut self, sink: Option<Box<dyn TraceSink>>) -> Option<Box<dyn TraceSink>> {
+        std::mem::replace(&mut self.shared.trace, sink)
+    }
+
+    /// Returns the sink of [`Machine::set_trace`], if it is a `T`.
+    pub fn trace_sink<T: TraceSink>(&mut self) -> Option<&mut T> {
+        let sink: &mut dyn Any = self.shared.trace.as_deref_mut()?;
+        sink.downcast_mut()
     }
 
     /// Attaches a client to an attachment. The attachment's own windows are new. The windows of its

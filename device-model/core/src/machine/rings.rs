@@ -110,6 +110,7 @@ impl ActiveFunction<'_> {
         *method_in_progress = Some(DeviceMethod::Drain);
         let stalled = device.drain(&mut context, attachment_id, &mut posted) == Write::Stalled;
         *method_in_progress = None;
+        context.trace_packets();
         let is_new_stall = stalled && posted.mark_stalled(&mut context);
         let PostedCounts { carried_out, malformed } = posted.counts();
 

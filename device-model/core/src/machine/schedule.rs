@@ -527,6 +527,7 @@ impl ActiveFunction<'_> {
         *method_in_progress = Some(DeviceMethod::Step);
         busy |= device.step(&mut context, budget) == Progress::Busy;
         *method_in_progress = None;
+        context.trace_packets();
 
         // Most steps set no timer and finish no DMA.
         let has_results = !self.slot.state.completions.is_empty();

@@ -21,5 +21,6 @@ mod rings;
 mod schedule;
 mod sleepers;
 mod spec;
+mod trace;
 mod virtual_time;
 mod waiting_clients;

@@ -1,15 +1,10 @@
 //! Tests of stepping, sleeping and waking.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-use std::sync::{Arc, Mutex};
-
 use crate::common::*;
 use nicforge_core::{
-    device::Ended,
-    ids::{Address, AttachmentId, DmaToken, FunctionId},
     machine::{Machine, Next},
     time::Nanos,
-    trace::{Event, TraceSink},
 };
 use nicforge_hwi::attachment::{control, mirror};
 
@@ -317,85 +312,4 @@ fn records_taken_before_a_stall_count_as_work() {
     let next = machine.step(Nanos(0), 64);
 
     assert_eq!((next, numbers(&probe)), (Next::Now, vec![1]));
-}
-
-/// The events of a trace.
-#[derive(Clone, Default)]
-struct Events(Arc<Mutex<Vec<(FunctionId, AttachmentId, Event)>>>);
-
-impl TraceSink for Events {
-    fn event(&mut self, _: Nanos, function: FunctionId, attachment: AttachmentId, event: Event) {
-        self.0.lock().unwrap().push((function, attachment, event));
-    }
-}
-
-impl Events {
-    /// Takes all events, and returns those of an attachment of any function.
-    fn of_attachment(&self, attachment_id: AttachmentId) -> Vec<Event> {
-        let events = std::mem::take(&mut *self.0.lock().unwrap());
-        events.into_iter().filter(|event| event.1 == attachment_id).map(|event| event.2).collect()
-    }
-}
-
-#[test]
-fn trace_shows_events_at_the_boundary() {
-    let (mut machine, probe) = machine();
-    let events = Events::default();
-    machine.set_trace(Some(Box::new(events.clone())));
-    attach(&mut machine, A);
-    map_local(&mut machine, A, 0x1000, 0x1000);
-
-    read::<4>(&mut machine, A, 0, 0x10);
-    write(&mut machine, A, 0, 0x14, &[1; 2]);
-    Ring::new(&machine, F, A).push_number(1);
-    probe.queue_action(|context| {
-        context.dma_read(A, 0x1000, 4, DmaToken(0)).unwrap();
-        context.dma_write(A, 0x1004, &[1]).unwrap();
-        context.interrupt(A, 1);
-        for asserted in [true, true, false] {
-            context.set_intx(A, asserted);
-        }
-    });
-
-    step_until_idle(&mut machine, 0);
-    machine.reset_attachment(F, A).unwrap();
-    machine.detach(F, A, Ended::Closed).unwrap();
-
-    let at = |offset| Address { bar: 0, offset };
-    let expected = [
-        Event::Attached,
-        Event::Read { at: at(0x10), length: 4 },
-        Event::Write { at: at(0x14), length: 2 },
-        Event::DmaRead { iova: 0x1000, length: 4 },
-        Event::DmaWrite { iova: 0x1004, length: 1 },
-        Event::Interrupt { vector: 1 },
-        Event::Intx { asserted: true },
-        Event::Intx { asserted: false },
-        Event::Posted { at: at(0x10), length: 4 },
-        Event::Reset,
-        Event::Detached,
-    ];
-
-    assert_eq!(events.of_attachment(A), expected);
-}
-
-#[test]
-fn trace_shows_a_stall_once_and_nothing_of_dma_that_was_not_started() {
-    let (mut machine, probe) = attached();
-    map_remote(&mut machine, A, 0x1000, 0x1000);
-    Ring::new(&machine, F, A).push_number(1);
-    let events = Events::default();
-    machine.set_trace(Some(Box::new(events.clone())));
-    probe.script().stalled.push(A);
-    probe.queue_action(|context| while context.dma_write(A, 0x1000, &[1]).is_ok() {});
-
-    for _ in 0..10 {
-        machine.step(Nanos(0), 64);
-    }
-
-    let traced = events.of_attachment(A);
-    let stalls = traced.iter().filter(|event| matches!(event, Event::Stalled { .. })).count();
-    let writes = traced.iter().filter(|event| matches!(event, Event::DmaWrite { .. })).count();
-
-    assert_eq!((stalls, writes), (1, nicforge_core::context::MAX_REMOTE));
 }

@@ -47,7 +47,7 @@ fn posts() -> impl Strategy<Value = Vec<(usize, Post)>> {
 struct Counting(Arc<Mutex<u64>>);
 
 impl TraceSink for Counting {
-    fn event(&mut self, _: Nanos, _: FunctionId, _: AttachmentId, event: Event) {
+    fn event(&mut self, _: Nanos, _: FunctionId, _: Option<AttachmentId>, event: &Event<'_>) {
         *self.0.lock().unwrap() += u64::from(matches!(event, Event::Posted { .. }));
     }
 }
