@@ -126,6 +126,9 @@ enum Reception {
 pub struct MessageLayer<D> {
     device: D,
     state: State,
+    /// Turns of waits since the last check for peers that are gone. It outlives a wait, since a
+    /// program may wait for a short time again and again.
+    turns_since_check: u32,
 }
 
 impl<D: PacketDevice> MessageLayer<D> {
@@ -136,7 +139,7 @@ impl<D: PacketDevice> MessageLayer<D> {
     pub fn init(device: D, config: Config) -> Result<Self, Error> {
         config.check()?;
         let state = State::new(device.place(), config);
-        Ok(Self { device, state })
+        Ok(Self { device, state, turns_since_check: 0 })
     }
 
     /// Returns the rank's place in the machine.
@@ -384,23 +387,22 @@ impl MessageLayer<Torus> {
     ) -> Result<(), Error> {
         let device = self.device.device().clone();
         let mut waiter = Waiter::new(&device, deadline, cancel);
-        let mut turns = 0;
 
         loop {
             let moved = self.advance(callbacks)?;
             if condition(self, callbacks) {
                 return Ok(());
             }
+
+            self.turns_since_check += if moved == 0 { IDLE_TURN } else { 1 };
+            if self.turns_since_check >= TURNS_PER_CHECK {
+                self.turns_since_check = 0;
+                self.check_peers(callbacks)?;
+            }
             waiter.check().map_err(|end| match end {
                 WaitEnd::Cancelled => DriverError::Cancelled,
                 WaitEnd::Timeout => deadline.timeout("a message"),
             })?;
-
-            turns += if moved == 0 { IDLE_TURN } else { 1 };
-            if turns >= TURNS_PER_CHECK {
-                turns = 0;
-                self.check_peers(callbacks)?;
-            }
 
             if moved == 0 {
                 waiter.pause(&device)?;
