@@ -17,7 +17,7 @@ use nix::{
         prctl,
         signal::{Signal, killpg},
     },
-    unistd::Pid,
+    unistd::{Pid, getppid},
 };
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -30,6 +30,9 @@ const ANSWER_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// The time between SIGTERM and SIGKILL for a program that is ended early.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// The variable with the process that has started a child process of a bench.
+const PARENT: &str = "NICFORGE_BENCH_PARENT";
+
 /// Returns the command that starts this program as a child process of `bench`, with the task
 /// `task`.
 ///
@@ -38,7 +41,7 @@ const GRACE: Duration = Duration::from_secs(10);
 pub fn child_command(bench: &str, task: &str) -> Result<Command, Failure> {
     let program = env::current_exe().context(|| "this program's own file".into())?;
     let mut command = Command::new(program);
-    command.args([bench, "--task", task]);
+    command.args([bench, "--task", task]).env(PARENT, std::process::id().to_string());
     Ok(command)
 }
 
@@ -51,9 +54,16 @@ pub fn unknown_task(task: &str) -> Failure {
 /// A program that this process becomes gets it, too.
 ///
 /// # Errors
-/// Returns an error when the kernel call fails.
+/// Returns an error when the kernel call fails, and when that process has ended already.
 pub fn follow_parent(signal: Signal) -> Result<(), Failure> {
-    prctl::set_pdeathsig(signal).context(|| "following the parent".into())
+    prctl::set_pdeathsig(signal).context(|| "following the parent".into())?;
+
+    // The signal comes only for an end after the call.
+    let parent = env::var(PARENT).ok().and_then(|number| number.parse().ok());
+    if parent.is_some_and(|number| Pid::from_raw(number) != getppid()) {
+        return Err(Failure::environment("the bench that has started this process is over"));
+    }
+    Ok(())
 }
 
 /// Runs a program until it ends. When the user ends the run, the program is ended, too.
