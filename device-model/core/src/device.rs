@@ -16,10 +16,13 @@
 //! [`crate::machine::Machine::device_panic`]. Destructors that run while a panic unwinds must not
 //! panic, since that ends the process.
 
+use nicforge_hwi::register::Register;
+
 pub use crate::progress::Progress;
 use crate::{
     context::Context,
     dma::DmaError,
+    fabric::Ports,
     ids::{Address, AttachmentId, DmaToken},
     posted::Posted,
     spec::FunctionSpec,
@@ -102,9 +105,33 @@ pub trait Device: Send {
         false
     }
 
+    /// Returns the declarations of the function's registers, by which traces and tables name them.
+    /// The machine asks once, together with [`Device::spec`], and refuses declarations that
+    /// contradict it: see [`crate::spec::RegisterRule`].
+    ///
+    /// Registers may lie in trapped space and in memory. Attachments that have fewer of them than
+    /// others do not matter. The default is none: accesses are shown by their offsets.
+    fn registers(&self) -> &'static [Register] {
+        &[]
+    }
+
     /// Handles a trapped read of `data.len()` bytes, 1 to 64. `data` is filled with ones at the
     /// start, which is what a bus returns for a register that no device decodes.
     fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]);
+
+    /// Returns the value that [`Device::read`] would return for `data`, without any effect of a
+    /// read: nothing is cleared, popped or counted as an error. Returns false, with unspecified
+    /// `data`, where the device has no such value. `ports` shows the fabric as it is.
+    ///
+    /// The machine calls it for tables of registers, in trapped space, at any time between other
+    /// calls. The attachment may be without a client. A value that follows from words which the
+    /// client writes is as of the device's last look at them.
+    ///
+    /// The default is false for each register: tables then have no value.
+    fn peek(&self, ports: &Ports<'_>, from: AttachmentId, at: Address, data: &mut [u8]) -> bool {
+        let _ = (ports, from, at, data);
+        false
+    }
 
     /// Handles a write of `data`, 1 to 512 bytes, either trapped or taken from a posted-write ring.
     ///

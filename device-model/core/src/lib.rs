@@ -31,3 +31,5 @@ mod progress;
 pub mod spec;
 pub mod time;
 pub mod trace;
+
+pub use nicforge_hwi::register;

@@ -46,6 +46,8 @@ pub enum DeviceMethod {
     Step,
     /// `counters`
     Counters,
+    /// `peek`
+    Peek,
 }
 
 impl DeviceMethod {
@@ -64,6 +66,7 @@ impl DeviceMethod {
             Self::LinkChanged => "link_changed",
             Self::Step => "step",
             Self::Counters => "counters",
+            Self::Peek => "peek",
         }
     }
 }

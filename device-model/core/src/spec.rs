@@ -7,14 +7,17 @@
 
 mod capability;
 mod error;
+mod registers;
 
 use std::collections::HashSet;
 
 use nicforge_hwi::{attachment, posted};
 
+pub(crate) use self::registers::validate as validate_registers;
 pub use self::{
     capability::{BarWindow, MAX_CAPABILITY, VendorCapability},
     error::SpecError,
+    registers::RegisterRule,
 };
 
 /// PCI identity of a function.
@@ -378,23 +381,7 @@ impl FunctionSpec {
 
     /// Checks that the control page, the MSI-X table and the pending bits do not overlap.
     fn check_disjoint(&self) -> Result<(), SpecError> {
-        let control = self.rings.map(|rings| BarRange {
-            bar: rings.control_bar,
-            offset: rings.control_offset.into(),
-            length: attachment::control::SIZE,
-        });
-        let table = self.msix.map(|msix| BarRange {
-            bar: msix.bar,
-            offset: msix.table.into(),
-            length: msix.table_bytes(),
-        });
-        let pending_bits = self.msix.map(|msix| BarRange {
-            bar: msix.bar,
-            offset: msix.pba.into(),
-            length: msix.pending_bytes(),
-        });
-
-        let ranges = [control, table, pending_bits];
+        let ranges = self.core_pages();
         for (index, range) in ranges.iter().enumerate() {
             for other in &ranges[index + 1..] {
                 if let (Some(range), Some(other)) = (range, other)

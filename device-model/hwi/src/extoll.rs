@@ -19,6 +19,12 @@
 //! | 3 | VELO sends, 64-bit, 4 GiB ([`crate::extoll_velo::address`]) | posted or trapped |
 //! | 5 | directory ([`directory`]), shared by the attachments of a card | mapped, read-only |
 
+use crate::{
+    extoll_atu,
+    extoll_rma::COMMAND_BYTES,
+    register::{Field, Register, joined},
+};
+
 /// Largest number of VPIDs of a card.
 pub const MAX_VPIDS: u16 = 256;
 /// Default number of VPIDs of a card; the machine's description can set another.
@@ -224,3 +230,79 @@ pub mod error {
     /// A notification was lost, because the queue was full.
     pub const OVERFLOW: u8 = 12;
 }
+
+/// The interrupts of an attachment.
+const VECTORS: &[Field] = &[
+    Field::bit("VELO_RECEIVE", vector::VELO_RECEIVE as u8),
+    Field::bit("RMA_NOTIFICATION", vector::RMA_NOTIFICATION as u8),
+    Field::bit("ERROR", vector::ERROR as u8),
+];
+
+/// The declarations of the registers without those of the address translation.
+const OWN: &[Register] = &[
+    Register::ro64("IDENTITY", 0, reg::IDENTITY),
+    Register::rw64("VELO_RING_BASE", 0, reg::VELO_RING_BASE).about("IOVA of the receive ring"),
+    Register::rw64("VELO_RING_SLOTS", 0, reg::VELO_RING_SLOTS).about("slots of the receive ring"),
+    Register::rw64("VELO_RING_ENABLE", 0, reg::VELO_RING_ENABLE).fields(&[Field::bit("ENABLE", 0)]),
+    Register::ro64("VELO_TAKEN", 0, reg::VELO_TAKEN).about("sends that the card has finished"),
+    Register::rw64("RMA_QUEUE_BASE", 0, reg::RMA_QUEUE_BASE).about("IOVA of the notification queue"),
+    Register::rw64("RMA_QUEUE_ENTRIES", 0, reg::RMA_QUEUE_ENTRIES).about("entries of the queue"),
+    Register::rw64("RMA_QUEUE_ENABLE", 0, reg::RMA_QUEUE_ENABLE).fields(&[Field::bit("ENABLE", 0)]),
+    Register::rw64("INTERRUPT_ENABLE", 0, reg::INTERRUPT_ENABLE).fields(VECTORS),
+    Register::wo64("INTERRUPT_SET", 0, reg::INTERRUPT_SET).fields(VECTORS),
+    Register::wo64("INTERRUPT_CLEAR", 0, reg::INTERRUPT_CLEAR).fields(VECTORS),
+    Register::wo64("RMA_COMMAND", 0, reg::RMA_COMMAND)
+        .array(COMMAND_BYTES as u32 / 8, 8)
+        .about("the quadwords of a descriptor"),
+    Register::rw64("WATCHDOG", 0, reg::WATCHDOG).about("of VELO sends, in nanoseconds"),
+    Register::rw64("RMA_WATCHDOG", 0, reg::RMA_WATCHDOG).about("of silent targets, in nanoseconds"),
+    Register::rw64("SELECT_VPID", 0, reg::SELECT_VPID).about("VPID to inspect"),
+    Register::ro64("SELECTED_ERRORS", 0, reg::SELECTED_ERRORS).about("errors of that VPID"),
+    Register::wo64("RESET_VPID", 0, reg::RESET_VPID).about("resets a VPID"),
+    Register::ro64("LINK_STATE", 0, reg::LINK_STATE)
+        .array(LINKS as u32, 8)
+        .fields(&[Field::bit("UP", 0), Field::bit("CONNECTED", 1)]),
+    Register::ro64("LINK_RETRIES", 0, reg::LINK_RETRIES).array(LINKS as u32, 8).about("retransmissions"),
+    Register::ro64("ROUTE", 0, reg::ROUTE).array(MAX_NODES, 8).fields(&[
+        Field::bits("PORT", 3, 0).values(&[(0, "0"), (14, "own"), (15, "none")]),
+        Field::bits("LANE", 7, 4),
+    ]),
+    Register::rw64("VELO_READ_POINTER", 1, window::VELO_READ_POINTER).about("messages taken"),
+    Register::rw64("RMA_READ_POINTER", 1, window::RMA_READ_POINTER).about("notifications taken"),
+    Register::ro32("NODE", 2, mirror::NODE),
+    Register::ro32("VPID", 2, mirror::VPID),
+    Register::ro32("NODES", 2, mirror::NODES),
+    Register::ro32("VPIDS", 2, mirror::VPIDS),
+    Register::ro64("STARTS", 2, mirror::STARTS).about("starts of this VPID"),
+    Register::ro64("VELO_SENT", 2, mirror::VELO_SENT).about("messages that have left"),
+    Register::ro64("VELO_STALLS", 2, mirror::VELO_STALLS).about("sends that waited for credit"),
+    Register::ro64("VELO_RECEIVED", 2, mirror::VELO_RECEIVED).about("messages in the receive ring"),
+    Register::ro64("RMA_COMMANDS", 2, mirror::RMA_COMMANDS).about("commands taken"),
+    Register::ro64("RMA_COMPLETED", 2, mirror::RMA_COMPLETED).about("commands that have ended"),
+    Register::ro64("RMA_NOTIFICATIONS", 2, mirror::RMA_NOTIFICATIONS).about("notifications written"),
+    Register::ro64("RMA_OVERFLOWS", 2, mirror::RMA_OVERFLOWS).about("notifications lost"),
+    Register::ro64("ERRORS", 2, mirror::ERRORS).about("errors so far"),
+    Register::ro64("LAST_ERROR", 2, mirror::LAST_ERROR).fields(&[
+        Field::bits("CODE", 7, 0).values(&[
+            (error::REGISTER_ACCESS as u64, "register access"),
+            (error::NOT_PERMITTED as u64, "not permitted"),
+            (error::RING as u64, "ring"),
+            (error::READ_POINTER as u64, "read pointer"),
+            (error::SEND_ADDRESS as u64, "send address"),
+            (error::SEND_TORN as u64, "send torn"),
+            (error::NO_RECEIVER as u64, "no receiver"),
+            (error::WATCHDOG as u64, "watchdog"),
+            (error::RING_MEMORY as u64, "ring memory"),
+            (error::COMMAND as u64, "command"),
+            (error::ATU as u64, "ATU"),
+            (error::OVERFLOW as u64, "overflow"),
+        ]),
+        Field::bits("AT", 39, 8),
+    ]),
+    Register::ro64("VELO_UNDELIVERED", 2, mirror::VELO_UNDELIVERED).about("sends to absent targets"),
+];
+
+/// The declarations of the registers. An address of a VELO send ([`BAR_VELO`]) names a receiver and
+/// no register, and rings and directory are data: they are not among them.
+pub static REGISTER_MAP: &[Register] =
+    &joined::<{ OWN.len() + extoll_atu::REGISTER_MAP.len() }>(&[OWN, extoll_atu::REGISTER_MAP]);

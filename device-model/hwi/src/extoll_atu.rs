@@ -24,6 +24,8 @@
 //! a system call, because physical addresses reach all memory. Here the card can do it, because a
 //! VPID can name only its own address space.
 
+use crate::register::{Field, Register};
+
 /// Largest number of mappings of one region: 64 MiB in pages of 4 KiB.
 pub const MAX_MAPPINGS: u32 = 1 << 14;
 /// Largest number of mappings of all regions of a card, counted for each region.
@@ -163,3 +165,28 @@ pub mod command {
     /// [`STATUS`]: the memory lies in more than [`super::MAX_MAPPINGS`] mappings.
     pub const SCATTERED: u64 = 7;
 }
+
+/// The declarations of the registers.
+pub(crate) const REGISTER_MAP: &[Register] = &[
+    Register::rw64("ATU_ADDRESS", 0, command::ADDRESS).about("IOVA of the first page, or NLA"),
+    Register::rw64("ATU_PAGES", 0, command::PAGES).about("number of pages"),
+    Register::rw64("ATU_OWNER", 0, command::OWNER).about("VPID of the owner"),
+    Register::wo64("ATU_COMMAND", 0, command::COMMAND).fields(&[
+        Field::mask("WHAT", command::WHAT)
+            .values(&[(command::REGISTER, "register"), (command::DEREGISTER, "deregister")]),
+        Field::bits("PAGE", 5, 4).values(&[(0, "4 KiB"), (1, "64 KiB"), (2, "2 MiB"), (3, "1 GiB")]),
+        Field::mask("READ", command::READ),
+        Field::mask("WRITE", command::WRITE),
+    ]),
+    Register::ro64("ATU_STATUS", 0, command::STATUS).fields(&[Field::bits("STATUS", 7, 0).values(&[
+        (command::DONE, "done"),
+        (command::MALFORMED, "malformed"),
+        (command::NO_ENTRIES, "no entries"),
+        (command::NOT_YOURS, "not yours"),
+        (command::NOT_MAPPED, "not mapped"),
+        (command::NO_OWNER, "no owner"),
+        (command::QUOTA, "quota"),
+        (command::SCATTERED, "scattered"),
+    ])]),
+    Register::ro64("ATU_RESULT", 0, command::RESULT).about("NLA of the first page registered"),
+];

@@ -7,6 +7,8 @@
 //! Sources: ACCES I/O Products, *PCI-IDIO-16 User Manual*, chapter 4 (addresses, filters); Linux
 //! 6.1's driver `gpio-pci-idio-16` (the bits of [`INTERRUPT_STATUS`]).
 
+use crate::register::{Access, Field, Register};
+
 /// Vendor id of ACCES I/O Products.
 pub const VENDOR_ACCES: u16 = 0x494f;
 /// Device id of the PCI-IDIO-16.
@@ -47,3 +49,23 @@ pub const STATUS_PENDING: u8 = 1 << 2;
 
 /// Time for which an input must keep a new level to pass its filter, in nanoseconds.
 pub const FILTER_NS: u64 = 5_000_000;
+
+/// The declarations of the registers.
+pub static REGISTER_MAP: &[Register] = &[
+    Register::rw8("OUTPUTS_LOW", PORTS_BAR, OUTPUTS_LOW).about("outputs 0 to 7"),
+    Register::rw8("INPUTS_LOW", PORTS_BAR, INPUTS_LOW).about("inputs 0 to 7; a write clears the changes"),
+    Register::rw8("INTERRUPT_CONTROL", PORTS_BAR, INTERRUPT_CONTROL)
+        .access(Access::Strobe)
+        .about("a read enables the interrupt, a write disables it"),
+    Register::rw8("FILTER_CONTROL", PORTS_BAR, FILTER_CONTROL)
+        .access(Access::Strobe)
+        .about("a read activates all filters, a write deactivates them"),
+    Register::rw8("OUTPUTS_HIGH", PORTS_BAR, OUTPUTS_HIGH).about("outputs 8 to 15"),
+    Register::ro8("INPUTS_HIGH", PORTS_BAR, INPUTS_HIGH).about("inputs 8 to 15"),
+    Register::ro8("INTERRUPT_STATUS", PORTS_BAR, INTERRUPT_STATUS).fields(&[
+        Field::mask("CHANGED_LOW", STATUS_CHANGED_LOW as u64),
+        Field::mask("CHANGED_HIGH", STATUS_CHANGED_HIGH as u64),
+        Field::mask("PENDING", STATUS_PENDING as u64),
+    ]),
+    Register::rw8("FILTERS_LOW", PORTS_BAR, FILTERS_LOW).about("active filters of inputs 0 to 7"),
+];

@@ -21,6 +21,7 @@ pub mod nd_dcr;
 pub mod pci;
 pub mod posted;
 pub mod proof;
+pub mod register;
 pub mod seastar;
 pub mod shim;
 pub mod torus;

@@ -20,6 +20,13 @@
 //! pointers and counts there, without a trap. All accesses to registers have 8 bytes; the unit
 //! rejects others.
 
+use crate::{
+    mu_dcr,
+    mu_packet::CLASSES,
+    nd_dcr,
+    register::{Access, Field, Register, joined},
+};
+
 /// Number of groups. The last one is the system's.
 pub const GROUPS: u16 = 17;
 /// Subgroups of a group.
@@ -267,3 +274,81 @@ pub mod atomic {
         pub const MAX_SIGNED: u64 = 7;
     }
 }
+
+/// Returns the declaration of a register of each injection FIFO of a subgroup.
+const fn injection(name: &'static str, offset: u64) -> Register {
+    Register::rw64(name, 0, reg::INJECTION + offset).array(INJECTION_FIFOS as u32, reg::FIFO)
+}
+
+/// Returns the declaration of a register of each reception FIFO of a subgroup.
+const fn reception(name: &'static str, offset: u64) -> Register {
+    Register::rw64(name, 0, reg::RECEPTION + offset).array(RECEPTION_FIFOS as u32, reg::FIFO)
+}
+
+/// Returns the declaration of a register of each class.
+const fn class(name: &'static str, offset: u64) -> Register {
+    Register::rw64(name, 0, offset).array(CLASSES as u32, 8)
+}
+
+/// Reasons why a FIFO stands.
+const FAULT: &[Field] = &[Field::bits("FAULT", 7, 0).values(&[
+    (fault::NONE, "none"),
+    (fault::POINTERS, "pointers"),
+    (fault::RANGE, "range"),
+    (fault::DESCRIPTOR, "descriptor"),
+    (fault::PERMISSION, "permission"),
+    (fault::UNMAPPED, "unmapped"),
+    (fault::DESTINATION, "destination"),
+])];
+/// Interrupts of a subgroup: a bit for each FIFO.
+const INTERRUPTS: &[Field] = &[
+    Field::bits("INJECTION_THRESHOLD", 7, 0),
+    Field::bits("RECEPTION_THRESHOLD", 11, 8),
+    Field::bits("PACKET", 15, 12),
+];
+
+/// The declarations of the page of a subgroup, and of the words that its mirror alone has.
+const PAGE_MAP: &[Register] = &[
+    injection("INJ_START", reg::START),
+    injection("INJ_SIZE_1", reg::SIZE_1),
+    injection("INJ_HEAD", reg::HEAD),
+    injection("INJ_TAIL", reg::TAIL),
+    injection("INJ_DESCRIPTOR_COUNT", reg::DESCRIPTOR_COUNT).access(Access::ReadOnly),
+    injection("INJ_FREE_SPACE", reg::FREE_SPACE).access(Access::ReadOnly),
+    injection("INJ_FAULT", reg::FAULT).access(Access::ReadOnly).fields(FAULT),
+    reception("REC_START", reg::START),
+    reception("REC_SIZE_1", reg::SIZE_1),
+    reception("REC_HEAD", reg::HEAD),
+    reception("REC_TAIL", reg::TAIL),
+    reception("REC_FREE_SPACE", reg::FREE_SPACE).access(Access::ReadOnly),
+    reception("REC_FAULT", reg::FAULT).access(Access::ReadOnly).fields(FAULT),
+    Register::ro64("IS_ENABLED", 0, reg::IS_ENABLED).about("enabled injection FIFOs, a bit each"),
+    Register::wo64("ENABLE", 0, reg::ENABLE).about("enables injection FIFOs"),
+    Register::wo64("DISABLE", 0, reg::DISABLE).about("disables injection FIFOs"),
+    Register::rw64("HIGH_PRIORITY", 0, reg::HIGH_PRIORITY),
+    Register::ro64("INTERRUPT_STATUS", 0, reg::INTERRUPT_STATUS).fields(INTERRUPTS),
+    Register::wo64("CLEAR_INTERRUPT", 0, reg::CLEAR_INTERRUPT).fields(INTERRUPTS),
+    Register::rw64("INTERRUPT_ENABLE", 0, reg::INTERRUPT_ENABLE).fields(INTERRUPTS),
+    Register::rw64("REMOTE_GET", 0, reg::REMOTE_GET).about("injection FIFOs for remote gets"),
+    Register::rw64("RECEPTION_ENABLE", 0, reg::RECEPTION_ENABLE),
+    Register::rw64("INJECTION_THRESHOLD", 0, reg::INJECTION_THRESHOLD).about("in bytes"),
+    Register::rw64("RECEPTION_THRESHOLD", 0, reg::RECEPTION_THRESHOLD).about("in bytes"),
+    Register::rw64("BASE_ADDRESS", 0, reg::BASE_ADDRESS).array(BASE_ADDRESSES as u32, 8),
+    class("BARRIER_CONTROL", reg::BARRIER_CONTROL).about("1 enters the barrier"),
+    class("BARRIER_STATUS", reg::BARRIER_STATUS).access(Access::ReadOnly).about("completed barriers"),
+    class("GI_CONTROL", reg::GI_CONTROL).about("lines that this node sets"),
+    class("GI_STATUS", reg::GI_STATUS).access(Access::ReadOnly).about("lines that some node sets"),
+    Register::ro64("NODE", BAR_MIRROR, MIRROR_BASE + reg::NODE)
+        .fields(&[Field::bits("NODE", 31, 0), Field::bits("NODES", 63, 32)]),
+    Register::ro64("COORDINATES", BAR_MIRROR, MIRROR_BASE + reg::COORDINATES),
+    Register::ro64("LAST_COORDINATES", BAR_MIRROR, MIRROR_BASE + reg::LAST_COORDINATES),
+    Register::ro64("STARTS", BAR_MIRROR, MIRROR_BASE + reg::STARTS),
+    Register::ro64("DROPPED", BAR_MIRROR, MIRROR_BASE + reg::DROPPED).about("packets that were dropped"),
+];
+
+/// The declarations of the registers: the first page of an attachment, and the device control
+/// registers that the kernel's has. The kernel's three other pages have the registers of the first
+/// one, and the mirror has those of all pages again: they are not declared.
+pub static REGISTER_MAP: &[Register] = &joined::<
+    { PAGE_MAP.len() + mu_dcr::REGISTER_MAP.len() + nd_dcr::REGISTER_MAP.len() },
+>(&[PAGE_MAP, &mu_dcr::REGISTER_MAP, nd_dcr::REGISTER_MAP]);

@@ -14,6 +14,11 @@
 //! - The performance counters are at public number 0xee8, in a gap. The public
 //!   header has them in another range.
 
+use crate::{
+    mu::{DEVICE_CONTROL, GROUPS},
+    register::{Access, Field, Register, joined},
+};
+
 /// Injection FIFOs of group `n` whose free space raises an interrupt: register `n` of 17, bit `i`
 /// for FIFO `32 n + i`.
 pub const IMFIFO_THOLD_INT_EN: u64 = 0;
@@ -279,3 +284,136 @@ pub mod counter {
 }
 
 const _: () = assert!(UPC_MU_COUNTER + 8 * counter::COUNT as u64 <= crate::mu::PAGE);
+
+/// The declarations of a set of errors: its state, and [`errors::CONTROL_LOW`] and the registers
+/// after it.
+macro_rules! error_set {
+    ($state:literal, $rest:literal, $first:expr, $fields:expr) => {
+        [
+            Register::rw64($state, 0, DEVICE_CONTROL + $first).access(Access::WriteOneClears).fields($fields),
+            Register::rw64($rest, 0, DEVICE_CONTROL + $first + errors::CONTROL_LOW)
+                .array(7, 8)
+                .about("control (2), force, first, machine check, critical, non-critical"),
+        ]
+    };
+}
+
+// The fields of `errors::STATE` of each set, as far as the unit has these errors. A doc comment
+// would be written into the C header.
+mod error_fields {
+    use super::error::*;
+    use crate::register::Field;
+
+    pub(super) const MASTER_PORT: &[Field] =
+        &[Field::bit("WRITE_RANGE", XM_WRITE_RANGE), Field::bit("READ_RANGE", XM_READ_RANGE)];
+    pub(super) const SLAVE_PORT: &[Field] = &[Field::bit("SIZE", XS_SIZE), Field::bit("ADDRESS", XS_ADDRESS)];
+    pub(super) const MMREGS: &[Field] = &[
+        Field::bit("READ", MMREGS_READ),
+        Field::bit("WRITE", MMREGS_WRITE),
+        Field::bit("RANGE", MMREGS_RANGE),
+        Field::bit("BARRIER", MMREGS_BARRIER),
+    ];
+    pub(super) const FIFO: &[Field] = &[Field::bit("INSUFFICIENT_SPACE", RMFIFO_INSUFFICIENT_SPACE)];
+    pub(super) const MCSRAM: &[Field] = &[
+        Field::bit("GET_ATOMIC", MCSRAM_GET_ATOMIC),
+        Field::bit("PACKET_SIZE", MCSRAM_PACKET_SIZE),
+        Field::bit("GET_PACKET_SIZE", MCSRAM_GET_PACKET_SIZE),
+        Field::bit("PAYLOAD_END", MCSRAM_PAYLOAD_END),
+        Field::bit("GET_LENGTH", MCSRAM_GET_LENGTH),
+        Field::bit("ATOMIC_LENGTH", MCSRAM_ATOMIC_LENGTH),
+        Field::bit("NO_PAYLOAD", MCSRAM_NO_PAYLOAD),
+        Field::bit("SYSTEM_CHANNEL", MCSRAM_SYSTEM_CHANNEL),
+        Field::bit("PACKET_TYPE", MCSRAM_PACKET_TYPE),
+        Field::bit("SYSTEM_FIFO", MCSRAM_SYSTEM_FIFO),
+        Field::bit("FIFO_MAP", MCSRAM_FIFO_MAP),
+        Field::bit("CHANNEL", MCSRAM_CHANNEL),
+        Field::bit("OFFSET", MCSRAM_OFFSET),
+    ];
+    pub(super) const RCSRAM: &[Field] = &[
+        Field::bit("SYSTEM", RCSRAM_SYSTEM),
+        Field::bit("INDEX", RCSRAM_INDEX),
+        Field::bit("DISABLED", RCSRAM_DISABLED),
+        Field::bit("POINTER", RCSRAM_POINTER),
+    ];
+    pub(super) const RPUTSRAM: &[Field] = &[
+        Field::bit("SYSTEM_PAYLOAD", RPUTSRAM_SYSTEM_PAYLOAD),
+        Field::bit("SYSTEM_COUNTER", RPUTSRAM_SYSTEM_COUNTER),
+        Field::bit("OVERFLOW", RPUTSRAM_OVERFLOW),
+        Field::bit("CROSSING", RPUTSRAM_CROSSING),
+        Field::bit("ATOMIC_LENGTH", RPUTSRAM_ATOMIC_LENGTH),
+        Field::bit("COUNTER", RPUTSRAM_COUNTER),
+    ];
+    pub(super) const ICSRAM: &[Field] = &[
+        Field::bit("FREE_SPACE", ICSRAM_FREE_SPACE),
+        Field::bit("ALIGNMENT", ICSRAM_ALIGNMENT),
+        Field::bit("RANGE", ICSRAM_RANGE),
+        Field::bit("GET_FULL", ICSRAM_GET_FULL),
+    ];
+    pub(super) const MISC: &[Field] = &[
+        Field::bit("SELECT_SYSTEM", ICSRAM_SELECT_SYSTEM),
+        Field::bit("SELECT_NO_GET", ICSRAM_SELECT_NO_GET),
+        Field::bit("SELECT_DISABLED", ICSRAM_SELECT_DISABLED),
+    ];
+}
+
+/// Returns the declaration of a register for each group, of 17.
+const fn of_groups(name: &'static str, offset: u64) -> Register {
+    Register::rw64(name, 0, DEVICE_CONTROL + offset).array(GROUPS as u32, 8)
+}
+
+/// Returns the declaration of a single register.
+const fn single(name: &'static str, offset: u64) -> Register {
+    Register::rw64(name, 0, DEVICE_CONTROL + offset)
+}
+
+/// The declarations of the settings.
+const SETTINGS: &[Register] = &[
+    of_groups("IMFIFO_THOLD_INT_EN", IMFIFO_THOLD_INT_EN),
+    of_groups("IMFIFO_SYSTEM", IMFIFO_SYSTEM).access(Access::ReadOnly),
+    of_groups("IMFIFO_RGET", IMFIFO_RGET),
+    single("IMU_THOLD", IMU_THOLD).about("threshold of injection FIFOs, in descriptors"),
+    single("RGET_THOLD", RGET_THOLD).about("threshold of remote gets, in chunks"),
+    of_groups("RMFIFO_EN", RMFIFO_EN),
+    of_groups("RMFIFO_THOLD_INT_EN", RMFIFO_THOLD_INT_EN),
+    of_groups("RMFIFO_PACKET_INT_EN", RMFIFO_PACKET_INT_EN),
+    of_groups("RMFIFO_SYSTEM", RMFIFO_SYSTEM).access(Access::ReadOnly),
+    single("RMU_THOLD", RMU_THOLD).about("threshold of reception FIFOs, in chunks"),
+    single("RPUTBASE_SYSTEM", RPUTBASE_SYSTEM0).array(2, 8).access(Access::ReadOnly),
+    single("SYS_BARRIER", SYS_BARRIER).about("barrier classes of the system, a bit each"),
+    single("BARRIER_INT_EN", BARRIER_INT_EN)
+        .fields(&[Field::bits("BARRIERS", 15, 0), Field::bits("LINES", 63, GI_INT_EN_SHIFT as u8)]),
+    single("MIN_USR_ADDR_RANGE", MIN_USR_ADDR_RANGE).array(USR_RANGES as u32, 8),
+    single("MAX_USR_ADDR_RANGE", MAX_USR_ADDR_RANGE).array(USR_RANGES as u32, 8),
+    single("MIN_SYS_ADDR_RANGE", MIN_SYS_ADDR_RANGE).array(SYS_RANGES as u32, 8),
+    single("MAX_SYS_ADDR_RANGE", MAX_SYS_ADDR_RANGE).array(SYS_RANGES as u32, 8),
+    single("USR_INJ_RANGE", USR_INJ_RANGE).about("read-only ranges of users, a bit each"),
+    single("SYS_INJ_RANGE", SYS_INJ_RANGE).about("read-only ranges of the system, a bit each"),
+    single("IME_ENABLE", IME_ENABLE).about("injection engines that work, a bit each"),
+    single("RME_ENABLE", RME_ENABLE).about("reception engines that work, a bit each"),
+    single("XM0_ERR_INFO", XM0_ERR_INFO)
+        .fields(&[Field::bits("ADDRESS", 35, 0), Field::mask("SYSTEM", ERR_INFO_SYSTEM)]),
+    single("XS_ERR_INFO", XS_ERR_INFO).about("offset of the last refused access"),
+    single("RMFIFO", RMFIFO).about("the last full reception FIFO"),
+    single("MCSRAM_ERR_FIFO_ID", MCSRAM_ERR_FIFO_ID).about("FIFO of the last wrong descriptor"),
+    single("IMFIFO", IMFIFO).about("the last user's FIFO that named one of the system"),
+    single("RMFIFO_ACCESS_ERROR_ID", RMFIFO_ACCESS_ERROR_ID),
+    single("ICSRAM_RGET_FIFO_FULL", ICSRAM_RGET_FIFO_FULL),
+    single("IMFIFO_ACCESS_ERROR_ID", IMFIFO_ACCESS_ERROR_ID),
+    single("UPC_MU_COUNTER", UPC_MU_COUNTER).array(counter::COUNT as u32, 8).about("performance counters"),
+];
+
+/// The declarations of the device control registers.
+pub(crate) const REGISTER_MAP: [Register; SETTINGS.len() + 22] = joined(&[
+    SETTINGS,
+    &error_set!("MASTER_PORT_STATE", "MASTER_PORT", errors::MASTER_PORT0, error_fields::MASTER_PORT),
+    &error_set!("SLAVE_PORT_STATE", "SLAVE_PORT", errors::SLAVE_PORT, error_fields::SLAVE_PORT),
+    &error_set!("MMREGS_STATE", "MMREGS", errors::MMREGS, error_fields::MMREGS),
+    &error_set!("FIFO_STATE", "FIFO", errors::FIFO, error_fields::FIFO),
+    &error_set!("MCSRAM_STATE", "MCSRAM", errors::MCSRAM, error_fields::MCSRAM),
+    &error_set!("RCSRAM_STATE", "RCSRAM", errors::RCSRAM, error_fields::RCSRAM),
+    &error_set!("RPUTSRAM_STATE", "RPUTSRAM", errors::RPUTSRAM, error_fields::RPUTSRAM),
+    &error_set!("RME0_STATE", "RME0", errors::RME0, &[]),
+    &error_set!("RME1_STATE", "RME1", errors::RME1, &[]),
+    &error_set!("ICSRAM_STATE", "ICSRAM", errors::ICSRAM, error_fields::ICSRAM),
+    &error_set!("MISC_STATE", "MISC", errors::MISC, error_fields::MISC),
+]);

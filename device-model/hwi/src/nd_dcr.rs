@@ -13,7 +13,11 @@
 //!   ... The public order is A-, A+, B-, ...
 //! - Only the registers here exist.
 
-use crate::{mu::DEVICE_CONTROL, mu_packet::DIMENSIONS};
+use crate::{
+    mu::DEVICE_CONTROL,
+    mu_packet::{DIMENSIONS, PORTS},
+    register::{Access, Field, Register},
+};
 
 /// Offset of the network's registers in BAR 0.
 pub const BASE: u64 = DEVICE_CONTROL + 0x1000;
@@ -185,3 +189,78 @@ pub const fn reversed_set(set: u8) -> u8 {
     // The reversal of a byte leaves the five bits at its top.
     set.reverse_bits() >> (8 - DIMENSIONS)
 }
+
+/// Distance of two ports' registers in bytes.
+const PORT_STRIDE: u64 = port(1) - port(0);
+
+/// Returns the declaration of a register for each port.
+const fn of_ports(name: &'static str, offset: u64) -> Register {
+    Register::ro64(name, 0, BASE + port(0) + offset).array(PORTS as u32, PORT_STRIDE)
+}
+
+/// Returns the declaration of a counter of each port, by its number.
+const fn counter(name: &'static str, number: u64) -> Register {
+    of_ports(name, link::UPC + 8 * number)
+}
+
+/// The fields of two zones: sets of dimensions.
+const ZONES: &[Field] = &[Field::bits("EVEN", 56, 32), Field::bits("ODD", 24, 0)];
+/// The fields of a register of two classes.
+const CLASSES: &[Field] = &[
+    Field::bits("EVEN_IN", 61, 48),
+    Field::bits("EVEN_OUT", 43, 32),
+    Field::bits("ODD_IN", 29, 16),
+    Field::bits("ODD_OUT", 11, 0),
+];
+/// The fields of exceptions.
+const ERRORS: &[Field] = &[
+    Field::mask("USER_OVERFLOW", error::USER_OVERFLOW),
+    Field::mask("USER_NAN", error::USER_NAN),
+    Field::mask("SYSTEM_OVERFLOW", error::SYSTEM_OVERFLOW),
+    Field::mask("SYSTEM_NAN", error::SYSTEM_NAN),
+    Field::mask("NAN", error::NAN),
+    Field::mask("OVERFLOW", error::OVERFLOW),
+    Field::mask("MISMATCH", error::MISMATCH),
+];
+
+/// The declarations of the network's registers.
+pub(crate) const REGISTER_MAP: &[Register] = &[
+    Register::rw64("ND_INTERNAL", 0, BASE + CTRL_INTERNAL).fields(&[
+        Field::bits("IS_TORUS", 53, IS_TORUS_SHIFT as u8),
+        Field::bits("THROUGH_RATIO", 47, THROUGH_RATIO_SHIFT as u8),
+    ]),
+    Register::wo64("ND_CLEAR0", 0, BASE + CTRL_CLEAR0).fields(ERRORS),
+    Register::ro64("ND_COORDS", 0, BASE + CTRL_COORDS).fields(&[
+        Field::bits("A", 61, 56),
+        Field::bits("B", 55, 50),
+        Field::bits("C", 49, 44),
+        Field::bits("D", 43, 38),
+        Field::bits("E", 37, 32),
+        Field::bits("LAST_A", 29, 24),
+        Field::bits("LAST_B", 23, 18),
+        Field::bits("LAST_C", 17, 12),
+        Field::bits("LAST_D", 11, 6),
+        Field::bits("LAST_E", 5, 0),
+    ]),
+    Register::ro64("ND_DET_ORDER", 0, BASE + CTRL_DET_ORDER),
+    Register::rw64("ND_DYNAMIC_ZONE", 0, BASE + CTRL_DYNAMIC_ZONE01).array(2, 8).fields(ZONES),
+    Register::rw64("ND_GI_CLASS", 0, BASE + CTRL_GI_CLASS).array(8, 8).fields(CLASSES),
+    Register::rw64("ND_COLL_CLASS", 0, BASE + CTRL_COLL_CLASS).array(8, 8).fields(CLASSES),
+    Register::rw64("ND_ERR_ENABLE", 0, BASE + NON_FATAL_ERR_ENABLE).fields(ERRORS),
+    Register::ro64("ND_ERR0", 0, BASE + NON_FATAL_ERR0).fields(ERRORS),
+    Register::wo64("ND_UPC_CLEAR", 0, BASE + CTRL_UPC_CLEAR),
+    Register::rw64("ND_UPC_STOP", 0, BASE + CTRL_UPC_STOP),
+    of_ports("ND_UPC_CTRL", link::UPC_CTRL).access(Access::ReadWrite),
+    of_ports("ND_SE_RETRANS_CNT", link::SE_RETRANS_CNT),
+    counter("ND_UPC_SENT0", 0),
+    counter("ND_UPC_SENT1", 1),
+    counter("ND_UPC_SENT2", 2),
+    counter("ND_UPC_SENT3", 3),
+    counter("ND_UPC_RECEIVED", 4),
+    counter("ND_UPC_WAITED", 5),
+    of_ports("ND_RE_LINK_CRC_USR", link::RE_LINK_CRC_USR),
+    of_ports("ND_RE_LINK_CRC_SYS", link::RE_LINK_CRC_SYS),
+    of_ports("ND_SE_LINK_CRC_USR", link::SE_LINK_CRC_USR),
+    of_ports("ND_SE_LINK_CRC_SYS", link::SE_LINK_CRC_SYS),
+    of_ports("ND_SE_TOKENS", link::SE_TOKENS).about("packets for which the far end has room"),
+];

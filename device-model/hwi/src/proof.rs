@@ -4,6 +4,8 @@
 /// *Slot FIFO*: a loop-back FIFO of 64-byte slots in mapped memory with back-pressure, and a port
 /// to the same queue.
 pub mod slot_fifo {
+    use crate::register::{Access, Field, Register};
+
     /// Number of slots of each of the two FIFOs.
     pub const SLOTS: u64 = 16;
     /// Size of a slot in bytes: an 8-byte sequence word, then 56 bytes of data.
@@ -54,11 +56,29 @@ pub mod slot_fifo {
     pub const MIRROR_TAKEN: u64 = 0x1000;
     /// Attachment mirror (BAR 2): receive slots, with the layout of the send slots.
     pub const MIRROR_RECEIVE: u64 = 0x2000;
+
+    /// The declarations of the registers. The slots are data, and not among them.
+    pub static REGISTER_MAP: &[Register] = &[
+        Register::ro64("TAKEN", 0, REG_TAKEN).about("messages that entered the queue"),
+        Register::ro32("FILL", 0, REG_FILL).about("messages in the queue"),
+        Register::rw32("HOLD", 0, REG_HOLD).fields(&[Field::bit("HOLD", 0)]),
+        Register::rw64("PORT", 0, REG_PORT).access(Access::Fifo).about("words of messages"),
+        Register::rw32("ERROR", 0, REG_ERROR).access(Access::WriteOneClears).fields(&[
+            Field::mask("FULL", ERROR_FULL as u64),
+            Field::mask("EMPTY", ERROR_EMPTY as u64),
+            Field::mask("WIDTH", ERROR_WIDTH as u64),
+            Field::mask("POINTER", ERROR_POINTER as u64),
+        ]),
+        Register::rw64("HEAD", 1, WIN_HEAD).about("messages that the client has taken"),
+        Register::ro64("MIRROR_TAKEN", 2, MIRROR_TAKEN).about("messages taken from the send slots"),
+    ];
 }
 
 /// *DMA engine*: copies a scatter list within the client's memory and raises MSI-X.
 pub mod dma_engine {
     use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+    use crate::register::{Field, Register};
 
     /// BAR 0, read-write: IOVA of the scatter list, an array of [`Descriptor`] (64-bit, 8-byte
     /// aligned).
@@ -100,6 +120,26 @@ pub mod dma_engine {
     /// MSI-X vector: the list has ended with an error, or its start was refused.
     pub const VECTOR_ERROR: u16 = 1;
 
+    /// The fields of the status.
+    const STATUS: &[Field] = &[
+        Field::mask("BUSY", STATUS_BUSY as u64),
+        Field::mask("DMA_ERROR", STATUS_DMA_ERROR as u64),
+        Field::mask("BAD_START", STATUS_BAD_START as u64),
+        Field::mask("BAD_DESCRIPTOR", STATUS_BAD_DESCRIPTOR as u64),
+    ];
+
+    /// The declarations of the registers.
+    pub static REGISTER_MAP: &[Register] = &[
+        Register::rw64("LIST", 0, REG_LIST).about("IOVA of the scatter list"),
+        Register::rw32("COUNT", 0, REG_COUNT).about("descriptors in the list"),
+        Register::wo32("START", 0, REG_START).about("1 starts the list"),
+        Register::ro32("STATUS", 0, REG_STATUS).fields(STATUS),
+        Register::ro32("DONE", 0, REG_DONE).about("finished descriptors"),
+        Register::ro64("MIRROR_ENDED", 2, MIRROR_ENDED).about("starts that ended"),
+        Register::ro32("MIRROR_STATUS", 2, MIRROR_STATUS).fields(STATUS),
+        Register::ro32("MIRROR_DONE", 2, MIRROR_DONE).about("finished descriptors at the last end"),
+    ];
+
     /// One copy within the client's memory.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
     #[repr(C)]
@@ -118,6 +158,8 @@ pub mod dma_engine {
 /// *Addressed send*: a store whose address names the message's target. It can stall for lack of
 /// credit, as VELO's sends do.
 pub mod addressed_send {
+    use crate::register::Register;
+
     /// Number of attachments of the card.
     pub const ATTACHMENTS: u16 = 4;
     /// Number of the BAR to which messages are written.
@@ -163,10 +205,21 @@ pub mod addressed_send {
     /// all earlier messages were taken. A client that stores [`WIN_HEAD`], executes a full fence,
     /// finds no message and then waits gets this interrupt for the next one.
     pub const VECTOR_RECEIVE: u16 = 0;
+
+    /// The declarations of the registers. Addresses of [`SEND_BAR`] are targets and tags, and not
+    /// among them.
+    pub static REGISTER_MAP: &[Register] = &[
+        Register::ro64("STALLS", 0, REG_STALLS).about("sends that waited for credit"),
+        Register::ro64("BAD", 0, REG_BAD).about("sends that were refused"),
+        Register::ro32("PRESENT", 0, REG_PRESENT).about("attachments with a client, a bit each"),
+        Register::rw64("HEAD", 1, WIN_HEAD).about("messages taken out of the mailbox"),
+    ];
 }
 
 /// *Checksum*: sums the bytes of client memory by a companion, and raises MSI-X.
 pub mod checksum {
+    use crate::register::{Field, Register};
+
     /// BAR 0, read-write: IOVA of the bytes (64-bit).
     pub const REG_ADDRESS: u64 = 0x00;
     /// BAR 0, read-write: number of bytes, 1 to [`MAX_LENGTH`] (32-bit).
@@ -200,4 +253,21 @@ pub mod checksum {
     pub const VECTOR_DONE: u16 = 0;
     /// MSI-X vector: a sum has ended with an error, or its start was refused.
     pub const VECTOR_ERROR: u16 = 1;
+
+    /// The declarations of the registers.
+    pub static REGISTER_MAP: &[Register] = &[
+        Register::rw64("ADDRESS", 0, REG_ADDRESS).about("IOVA of the bytes"),
+        Register::rw32("LENGTH", 0, REG_LENGTH).about("number of bytes"),
+        Register::wo32("START", 0, REG_START).about("1 starts a sum"),
+        Register::ro32("STATUS", 0, REG_STATUS).fields(&[
+            Field::mask("BUSY", STATUS_BUSY as u64),
+            Field::mask("DMA_ERROR", STATUS_DMA_ERROR as u64),
+            Field::mask("BAD_START", STATUS_BAD_START as u64),
+            Field::mask("HALTED", STATUS_HALTED as u64),
+        ]),
+        Register::ro32("EPOCH", 0, REG_EPOCH).about("starts of the companion"),
+        Register::ro64("SUM", 0, REG_SUM).about("the last sum"),
+        Register::ro64("MIRROR_ENDED", 2, MIRROR_ENDED).about("starts that ended"),
+        Register::ro64("MIRROR_SUM", 2, MIRROR_SUM).about("the last sum"),
+    ];
 }

@@ -26,6 +26,10 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 pub use crate::torus_packet::{CHANNELS, Channel, PacketHeader, hint};
+use crate::{
+    register::{Access, Field, Register, joined},
+    torus_dcr,
+};
 
 /// Number of cores of a node, and of FIFO groups. Attachment `n` is core `n`, and owns group `n`.
 pub const CORES: u16 = 2;
@@ -235,3 +239,77 @@ const _: () = {
     assert!(RECEPTION_FIFOS as u64 * FIFO <= mirror::RECEPTION_TAIL);
     assert!(shared::LOCK + shared::LOCKS * shared::LOCK_STRIDE == shared::SIZE);
 };
+
+/// The fields of the two halves of a [`Status`]: chunks in each FIFO.
+const STATUS_LOW: &[Field] = &[
+    Field::bits("R0", 7, 0),
+    Field::bits("R1", 15, 8),
+    Field::bits("R2", 23, 16),
+    Field::bits("R3", 31, 24),
+    Field::bits("R4", 39, 32),
+    Field::bits("R5", 47, 40),
+    Field::bits("RH", 55, 48),
+    Field::bits("I0", 63, 56),
+];
+/// The upper half: see [`STATUS_LOW`].
+const STATUS_HIGH: &[Field] = &[Field::bits("I1", 7, 0), Field::bits("I2", 15, 8), Field::bits("IH", 23, 16)];
+/// Interrupts of an attachment.
+const VECTORS: &[Field] = &[
+    Field::bit("RECEPTION", vector::RECEPTION as u8),
+    Field::bit("INJECTION", vector::INJECTION as u8),
+    Field::bit("ERROR", vector::ERROR as u8),
+];
+/// The lives of a node's cores.
+const LIVES: &[Field] = &[Field::bits("CORE0", 15, 0), Field::bits("CORE1", 31, 16)];
+
+/// Returns the declaration of the port to a FIFO of `bytes`. A quad is two registers of 8 bytes.
+const fn fifo_port(name: &'static str, offset: u64, bytes: u64) -> Register {
+    Register::new(name, 0, offset, 8, Access::Fifo).array((bytes / 8) as u32, 8)
+}
+
+/// The declarations of the port, of the other registers of BAR 0, and of the words in mapped
+/// memory. FIFOs and SRAM are data, and not among them.
+const OWN: &[Register] = &[
+    fifo_port("R0", reg::R0, FIFO),
+    fifo_port("R1", reg::R0 + FIFO, FIFO),
+    fifo_port("R2", reg::R0 + 2 * FIFO, FIFO),
+    fifo_port("R3", reg::R0 + 3 * FIFO, FIFO),
+    fifo_port("R4", reg::R0 + 4 * FIFO, FIFO),
+    fifo_port("R5", reg::R0 + 5 * FIFO, FIFO),
+    fifo_port("RH", reg::RH, FIFO),
+    fifo_port("I0", reg::I0, reg::INJECTION),
+    fifo_port("I1", reg::I0 + reg::INJECTION, reg::INJECTION),
+    fifo_port("I2", reg::I0 + 2 * reg::INJECTION, reg::INJECTION),
+    fifo_port("IH", reg::IH, reg::INJECTION),
+    Register::ro64("STATUS", 0, reg::STATUS).fields(STATUS_LOW).about("chunks in the own FIFOs"),
+    Register::ro64("STATUS_HIGH", 0, reg::STATUS + 8).fields(STATUS_HIGH),
+    Register::ro64("OTHER_STATUS", 0, reg::OTHER_STATUS).fields(STATUS_LOW).about("of the other group"),
+    Register::ro64("OTHER_STATUS_HIGH", 0, reg::OTHER_STATUS + 8).fields(STATUS_HIGH),
+    Register::rw32("INJECTION_TAIL", 0, reg::INJECTION_TAIL).array(INJECTION_FIFOS as u32, 4),
+    Register::wo32("HEADS_MOVED", 0, reg::HEADS_MOVED).about("heads of reception FIFOs have moved"),
+    Register::rw32("INTERRUPT_ENABLE", 0, reg::INTERRUPT_ENABLE).fields(VECTORS),
+    Register::ro32("INTERRUPT_STATUS", 0, reg::INTERRUPT_STATUS).fields(VECTORS),
+    Register::ro32("PRESENCE_CHANGES", 0, reg::PRESENCE_CHANGES),
+    Register::ro32("PRESENCE", 0, reg::PRESENCE).array(MAX_NODES, 4).fields(LIVES),
+    Register::rw32("RECEPTION_HEAD", BAR_WINDOW, window::RECEPTION_HEAD)
+        .array(RECEPTION_FIFOS as u32, window::HEAD_STRIDE)
+        .about("chunks that software has taken"),
+    Register::ro32("RECEPTION_TAIL", BAR_MIRROR, mirror::RECEPTION_TAIL)
+        .array(RECEPTION_FIFOS as u32, 4)
+        .about("chunks that have arrived"),
+    Register::ro32("INJECTION_HEAD", BAR_MIRROR, mirror::INJECTION_HEAD)
+        .array(INJECTION_FIFOS as u32, 4)
+        .about("chunks that the card has taken"),
+    Register::ro32("ERRORS", BAR_MIRROR, mirror::ERRORS).about("dropped packets, wrong tails and heads"),
+    Register::ro32("NODE", BAR_MIRROR, mirror::NODE),
+    Register::ro32("COORDINATES", BAR_MIRROR, mirror::COORDINATES).fields(torus_dcr::COORDINATES),
+    Register::ro32("LAST", BAR_MIRROR, mirror::LAST).fields(torus_dcr::COORDINATES),
+    Register::ro32("WRAPS", BAR_MIRROR, mirror::WRAPS).about("dimensions that are tori, a bit each"),
+    Register::ro32("GROUP", BAR_MIRROR, mirror::GROUP).about("FIFO group of the attachment"),
+    Register::ro32("LIFE", BAR_MIRROR, mirror::LIFE).about("the core's own life"),
+    Register::rw32("LOCK", BAR_SHARED, shared::LOCK).array(shared::LOCKS as u32, shared::LOCK_STRIDE),
+];
+
+/// The declarations of all registers.
+pub static REGISTER_MAP: &[Register] =
+    &joined::<{ torus_dcr::REGISTER_MAP.len() + OWN.len() }>(&[torus_dcr::REGISTER_MAP, OWN]);

@@ -6,6 +6,11 @@
 //! that. All registers have 32 bits, at [`crate::torus::reg::DCR`] plus 4 times the number. Each
 //! attachment can read them, and [`crate::torus::KERNEL`] can write those that are read-write.
 
+use crate::{
+    register::{Field, Register},
+    torus::PORTS,
+};
+
 /// The last coordinates of the machine: X in bits 31..24, Y in 23..16, Z in 15..8; read-only:
 /// `DCR_TS_CTRL_NODES`.
 pub const CTRL_NODES: u32 = 0x01;
@@ -57,3 +62,44 @@ pub mod watermark {
         word >> lowest_bit & 0x1f
     }
 }
+
+/// Coordinates in a register.
+pub(crate) const COORDINATES: &[Field] =
+    &[Field::bits("X", 31, 24), Field::bits("Y", 23, 16), Field::bits("Z", 15, 8)];
+/// The watermarks of a group.
+const WATERMARKS: &[Field] = &[
+    Field::bits("RN", 31, 27),
+    Field::bits("RP", 26, 22),
+    Field::bits("I0", 21, 17),
+    Field::bits("I1", 16, 12),
+    Field::bits("I2", 11, 7),
+    Field::bits("IH", 6, 2),
+];
+
+/// Returns the offset of a device control register in BAR 0.
+const fn dcr(number: u32) -> u64 {
+    crate::torus::reg::DCR + 4 * number as u64
+}
+
+/// The declarations of the device control registers.
+pub(crate) const REGISTER_MAP: &[Register] = &[
+    Register::ro32("CTRL_NODES", 0, dcr(CTRL_NODES)).fields(COORDINATES).about("last coordinates"),
+    Register::ro32("CTRL_COORDS_NODE", 0, dcr(CTRL_COORDS_NODE)).fields(COORDINATES),
+    Register::ro32("CTRL_COORDS_PLUS", 0, dcr(CTRL_COORDS_PLUS)).fields(COORDINATES),
+    Register::ro32("CTRL_COORDS_MINUS", 0, dcr(CTRL_COORDS_MINUS)).fields(COORDINATES),
+    Register::rw32("CTRL_HINT_PLUS", 0, dcr(CTRL_HINT_PLUS)).fields(COORDINATES),
+    Register::rw32("CTRL_HINT_MINUS", 0, dcr(CTRL_HINT_MINUS)).fields(COORDINATES),
+    Register::rw32("CTRL_WM", 0, dcr(CTRL_WM_G0)).array(2, 4).fields(WATERMARKS).about("watermarks"),
+    Register::ro32("STAT_SEND_TOK", 0, dcr(STAT_SEND_TOK)).array(PORTS as u32, 4).about("credits").fields(&[
+        Field::bits("VC0", 31, 24),
+        Field::bits("VC1", 23, 16),
+        Field::bits("VC2", 15, 8),
+        Field::bits("VC3", 7, 0),
+    ]),
+    Register::ro32("STAT_CKSUM_INJ", 0, dcr(STAT_CKSUM_INJ)).array(8, 4).about("injection checksums"),
+    Register::rw32("RE_SEND_RETRY", 0, dcr(RE_SEND_RETRY))
+        .array(PORTS as u32, 4)
+        .about("retransmissions; a write clears them"),
+    Register::rw32("RE_BADHDR_FULLFIFO", 0, dcr(RE_BADHDR_FULLFIFO))
+        .about("errors of clients; a write clears them"),
+];

@@ -17,6 +17,11 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::{
+    register::{Field, Register, joined},
+    tree_dcr::{self, GI_FIELDS, STATUS_FIELDS},
+};
+
 /// Number of cores of a node: attachments 0 to 3.
 pub const CORES: u16 = 4;
 /// Attachment number of the admin attachment.
@@ -294,3 +299,38 @@ impl Header {
         self.0 & 3
     }
 }
+
+/// The declarations of the words in mapped memory. Slots and SRAM are data, and not among them.
+const WORDS: &[Register] = &[
+    Register::rw32("SEND_TAIL", BAR_WINDOW, window::SEND_TAIL).about("packets put into the send slots"),
+    Register::rw32("RECV_HEAD", BAR_WINDOW, window::RECV_HEAD).about("packets taken out of receive slots"),
+    Register::rw32("LOCK", BAR_WINDOW, window::LOCK)
+        .array(window::LOCK_BOXES as u32, window::LOCK_STRIDE)
+        .fields(&[Field::bits("OWNER", 15, 0), Field::bits("USE", 31, 16)]),
+    Register::ro32("NODE_ADDRESS", BAR_MIRROR, mirror::NODE_ADDRESS),
+    Register::ro32("CHANNEL", BAR_MIRROR, mirror::CHANNEL).about("virtual channel"),
+    Register::ro32("SEND_DEPTH", BAR_MIRROR, mirror::SEND_DEPTH),
+    Register::ro32("RECV_DEPTH", BAR_MIRROR, mirror::RECV_DEPTH),
+    Register::ro32("NODES", BAR_MIRROR, mirror::NODES),
+    Register::ro32("IO_NODE", BAR_MIRROR, mirror::IO_NODE),
+    Register::ro32("PSET_RANK", BAR_MIRROR, mirror::PSET_RANK),
+    Register::ro32("PSET_SIZE", BAR_MIRROR, mirror::PSET_SIZE),
+    Register::ro32("SEND_HEAD", BAR_MIRROR, mirror::SEND_HEAD).about("packets taken out of the send slots"),
+    Register::ro32("RECV_TAIL", BAR_MIRROR, mirror::RECV_TAIL).about("packets put into the receive slots"),
+    Register::ro32("RECV_IRQ", BAR_MIRROR, mirror::RECV_IRQ).about("packets with the irq bit"),
+    Register::ro32("STATUS", BAR_MIRROR, mirror::STATUS).fields(STATUS_FIELDS),
+    Register::ro32("ERROR", BAR_MIRROR, mirror::ERROR)
+        .fields(&[Field::bits("INJECT", 31, 16), Field::bits("RECEIVE", 15, 0)]),
+    Register::ro32("GLOBAL_INT", BAR_MIRROR, mirror::GLOBAL_INT).fields(GI_FIELDS),
+    Register::ro32("PRESENCE_CHANGES", BAR_MIRROR, mirror::PRESENCE_CHANGES),
+    Register::ro32("PRESENCE", BAR_MIRROR, mirror::PRESENCE).array(MAX_NODES, 4).fields(&[
+        Field::bits("CORE3", 31, 24),
+        Field::bits("CORE2", 23, 16),
+        Field::bits("CORE1", 15, 8),
+        Field::bits("CORE0", 7, 0),
+    ]),
+];
+
+/// The declarations of all registers.
+pub static REGISTER_MAP: &[Register] =
+    &joined::<{ tree_dcr::REGISTER_MAP.len() + WORDS.len() }>(&[tree_dcr::REGISTER_MAP, WORDS]);

@@ -21,6 +21,11 @@
 //! The slots of [`crate::tree`] have no alignment, address, underrun or overflow errors. The only
 //! error that they can cause is an invalid receive read pointer ([`prx::PFU0`], [`prx::PFU1`]).
 
+use crate::{
+    register::{Access, Field, Register},
+    tree::{PORTS, vector},
+};
+
 /// The port: a window of 0x60 bytes onto one virtual channel's FIFOs. A quad is 16 bytes. A 16-byte
 /// access may be split into two of 8 bytes, lower half first.
 ///
@@ -399,3 +404,141 @@ pub const REGISTERS: u64 = 0x4000;
 /// Owner in a lock box (bits 15..0 of [`crate::tree::window::LOCK`]) while the NIC itself holds it.
 /// The NIC does so for a few instructions, to discard packets of a dead reader.
 pub const LOCK_OWNER_NIC: u32 = 0xffff;
+
+/// The fields of [`REC_PRXF`] and [`REC_PRXEN`].
+const PRX_FIELDS: &[Field] = &[
+    Field::mask("ALIGN0", prx::ALIGN0 as u64),
+    Field::mask("ALIGN1", prx::ALIGN1 as u64),
+    Field::mask("ADDR0", prx::ADDR0 as u64),
+    Field::mask("ADDR1", prx::ADDR1 as u64),
+    Field::mask("PFU0", prx::PFU0 as u64),
+    Field::mask("PFU1", prx::PFU1 as u64),
+    Field::mask("HFU0", prx::HFU0 as u64),
+    Field::mask("HFU1", prx::HFU1 as u64),
+    Field::mask("WM0", prx::WM0 as u64),
+    Field::mask("WM1", prx::WM1 as u64),
+];
+/// The fields of [`INJ_PIXF`] and [`INJ_PIXEN`].
+const PIX_FIELDS: &[Field] = &[
+    Field::mask("ALIGN0", pix::ALIGN0 as u64),
+    Field::mask("ALIGN1", pix::ALIGN1 as u64),
+    Field::mask("ADDR0", pix::ADDR0 as u64),
+    Field::mask("ADDR1", pix::ADDR1 as u64),
+    Field::mask("PFO0", pix::PFO0 as u64),
+    Field::mask("PFO1", pix::PFO1 as u64),
+    Field::mask("HFO0", pix::HFO0 as u64),
+    Field::mask("HFO1", pix::HFO1 as u64),
+    Field::mask("WM0", pix::WM0 as u64),
+    Field::mask("WM1", pix::WM1 as u64),
+    Field::mask("ENABLE", pix::ENABLE as u64),
+];
+/// The fields of the status word of a virtual channel.
+pub(crate) const STATUS_FIELDS: &[Field] = &[
+    Field::bits("IPY", 31, 24),
+    Field::bits("IHD", 19, 16),
+    Field::bits("RPY", 15, 8),
+    Field::mask("IRQ", status::IRQ as u64),
+    Field::bits("RHD", 3, 0),
+];
+/// The fields of the status word of the global interrupts: a bit for each channel, that of channel
+/// 0 highest.
+pub(crate) const GI_FIELDS: &[Field] = &[
+    Field::bits("MODE", 31, 28),
+    Field::bits("STICKY_INT", 27, 24),
+    Field::bits("STICKY_ACTIVE", 23, 20),
+    Field::bits("STICKY_TYPE", 19, 16),
+    Field::bits("RECV_STATE", 11, 8),
+    Field::bits("PARTICIPATES", 7, 4),
+    Field::bits("SEND_STATE", 3, 0),
+];
+/// The vectors of an attachment.
+const VECTOR_FIELDS: &[Field] = &[
+    Field::bit("RECV_IRQ", vector::RECV_IRQ as u8),
+    Field::bit("WATERMARK", vector::WATERMARK as u8),
+    Field::bit("ERROR", vector::ERROR as u8),
+    Field::bit("PRESENCE", vector::PRESENCE as u8),
+    Field::bit("GLOBAL_INT", vector::GLOBAL_INT as u8),
+];
+/// The two classes of a route descriptor register. `SRC` and `TGT` have a bit for each port.
+const ROUTE_FIELDS: &[Field] = &[
+    Field::bits("LO_SRC", 30, 28),
+    Field::bits("LO_TGT", 26, 24),
+    Field::mask("LO_SRCL", (rdr::SRCL as u64) << 16),
+    Field::mask("LO_TGTL", (rdr::TGTL as u64) << 16),
+    Field::bits("HI_SRC", 14, 12),
+    Field::bits("HI_TGT", 10, 8),
+    Field::mask("HI_SRCL", rdr::SRCL as u64),
+    Field::mask("HI_TGTL", rdr::TGTL as u64),
+];
+
+/// The declarations of the registers of BAR 0. A quad of the port is two registers of 8 bytes.
+pub(crate) const REGISTER_MAP: &[Register] = &[
+    Register::wo64("DI", 0, port::DI).array(2, 8).access(Access::Fifo).about("injects a quad"),
+    Register::wo32("HI", 0, port::HI).access(Access::Fifo).about("injects a header"),
+    Register::ro64("DR", 0, port::DR).array(2, 8).access(Access::Fifo).about("receives a quad"),
+    Register::ro32("HR", 0, port::HR).access(Access::Fifo).about("receives a header"),
+    Register::ro32("SX", 0, port::SX).fields(STATUS_FIELDS).about("status of the own channel"),
+    Register::ro32("SO", 0, port::SO).fields(STATUS_FIELDS).about("status of the other channel"),
+    Register::rw32("CLASS_RDR", 0, dcr(CLASS_RDR0)).array(CLASS_RDR_COUNT as u32, 4).fields(ROUTE_FIELDS),
+    Register::rw32("ARB_RCFG", 0, dcr(ARB_RCFG)).about("router configuration").fields(&[
+        Field::bit("SRC00", 31),
+        Field::bit("SRC01", 30),
+        Field::bit("TGT00", 29),
+        Field::bit("TGT01", 28),
+        Field::bit("SRC10", 27),
+        Field::bit("SRC11", 26),
+        Field::bit("TGT10", 25),
+        Field::bit("TGT11", 24),
+        Field::bit("SRC20", 23),
+        Field::bit("SRC21", 22),
+        Field::bit("TGT20", 21),
+        Field::bit("TGT21", 20),
+        Field::mask("MAN", rcfg::MAN as u64),
+        Field::mask("RST", rcfg::RST as u64),
+    ]),
+    Register::ro32("ARB_RSTAT", 0, dcr(ARB_RSTAT)).about("router status").fields(&[
+        Field::bits("WAITS0", 31, 28),
+        Field::bits("WAITS1", 27, 24),
+        Field::bits("FULL0", 23, 20),
+        Field::bits("FULL1", 19, 16),
+    ]),
+    Register::ro32("ARB_HD", 0, dcr(ARB_HD00)).array(ARB_HD_COUNT as u32, 4).about("waiting headers"),
+    Register::ro32("ARB_XSTAT", 0, dcr(ARB_XSTAT))
+        .fields(&[Field::bits("BLOCKED0", 31, 28), Field::bits("BLOCKED1", 27, 24)]),
+    Register::ro32("GLOB_FPTR", 0, dcr(GLOB_FPTR)).about("FIFO pointers").fields(&[
+        Field::bits("INJ_PY0", 30, 28),
+        Field::bits("INJ_HD0", 26, 24),
+        Field::bits("INJ_PY1", 22, 20),
+        Field::bits("INJ_HD1", 18, 16),
+        Field::bits("REC_PY0", 14, 12),
+        Field::bits("REC_HD0", 10, 8),
+        Field::bits("REC_PY1", 6, 4),
+        Field::bits("REC_HD1", 2, 0),
+    ]),
+    Register::ro32("GLOB_NADDR", 0, dcr(GLOB_NADDR)).about("node address"),
+    Register::rw32("GLOB_VCFG", 0, dcr(GLOB_VCFG0)).array(2, 4).about("channel configuration").fields(&[
+        Field::bits("CSUMX", 23, 16),
+        Field::bits("RWM", 10, 8),
+        Field::bits("IWM", 2, 0),
+    ]),
+    Register::ro32("REC_PRXF", 0, dcr(REC_PRXF)).access(Access::ReadClears).fields(PRX_FIELDS),
+    Register::rw32("REC_PRXEN", 0, dcr(REC_PRXEN)).fields(PRX_FIELDS),
+    Register::ro32("INJ_PIXF", 0, dcr(INJ_PIXF)).access(Access::ReadClears).fields(PIX_FIELDS),
+    Register::rw32("INJ_PIXEN", 0, dcr(INJ_PIXEN)).fields(PIX_FIELDS),
+    Register::rw32("INJ_CSPY", 0, dcr(INJ_CSPY0)).array(2, 8).about("payload checksums"),
+    Register::rw32("INJ_CSHD", 0, dcr(INJ_CSHD0)).array(2, 8).about("header checksums"),
+    Register::ro32("ERR_RETRY", 0, dcr(ERR_S0_RETRY)).array(PORTS as u32, 16).about("retransmissions"),
+    Register::rw32("GI_STATE", 0, gi::BASE + gi::STATE)
+        .array(gi::CHANNELS as u32, 16)
+        .fields(GI_FIELDS)
+        .about("read at 0: status; write: the level to drive"),
+    Register::wo32("GI_PARTICIPATE", 0, gi::BASE + gi::PARTICIPATE).array(gi::CHANNELS as u32, 16),
+    Register::wo32("GI_STICKY", 0, gi::BASE + gi::STICKY)
+        .array(gi::CHANNELS as u32, 16)
+        .about("1 fires, 0 disarms"),
+    Register::wo32("GI_ARM_TYPE", 0, gi::BASE + gi::ARM_TYPE)
+        .array(gi::CHANNELS as u32, 16)
+        .fields(&[Field::bit("TYPE", 0).values(&[(0, "OR"), (1, "AND")])]),
+    Register::rw32("INT_ENABLE", 0, REG_INT_ENABLE).fields(VECTOR_FIELDS),
+    Register::ro32("INT_STATUS", 0, REG_INT_STATUS).fields(VECTOR_FIELDS),
+];

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use nicforge_core::{
     device::Ended,
     dma::{DmaBacking, DmaPermission},
-    ids::{AttachmentId, FunctionId},
+    ids::{Address, AttachmentId, FunctionId},
     interrupt::{MSIX, Sink},
     machine::{Access, AccessError, Machine, region},
 };
@@ -118,6 +118,34 @@ impl Client {
         read16 write16 u16, "16";
         read32 write32 u32, "32";
         read64 write64 u64, "64";
+    }
+
+    /// Reads each register that the function declares and can be peeked at, and checks that the read
+    /// returns the value of the peek. Returns the names of these registers. A read may have an
+    /// effect, such as that of a register which it clears.
+    #[track_caller]
+    pub fn compare_peeks(self, machine: &mut Machine) -> Vec<&'static str> {
+        let with_value =
+            machine.registers(self.function).iter().filter(|register| register.access.has_value());
+        let mut compared = Vec::new();
+        for register in with_value {
+            for index in 0..register.count {
+                let at = Address { bar: register.bar, offset: register.offset_of(index) };
+                let width = usize::from(register.width);
+                let (mut peeked, mut read) = ([0; 8], [0; 8]);
+                if !machine.peek(self.function, self.attachment, at, &mut peeked[..width]) {
+                    continue;
+                }
+
+                let access = self.try_read(machine, at.bar.into(), at.offset, &mut read[..width]);
+                assert_eq!(access.unwrap(), Access::Done);
+                assert_eq!(read, peeked, "{}[{index}]", register.name);
+                if compared.last() != Some(&register.name) {
+                    compared.push(register.name);
+                }
+            }
+        }
+        compared
     }
 
     /// Returns the memory behind a BAR as this client sees it: windows, rings, mirror. The BAR must

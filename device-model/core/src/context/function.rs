@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use nicforge_hwi::register::Register;
 use nicforge_shm::{RingHead, SharedCells};
 
 use super::Completion;
@@ -57,6 +58,8 @@ pub(crate) struct FunctionState {
     pub(crate) name: String,
     /// The panic that took the function out of service.
     pub(crate) panic: Option<DevicePanic>,
+    /// The result of [`crate::device::Device::registers`].
+    pub(crate) registers: &'static [Register],
 }
 
 impl FunctionState {

@@ -48,7 +48,7 @@ use nicforge_shm::wake::{Membarrier, Sleeper};
 
 pub use self::{
     access::{Access, AccessError},
-    query::{RegionView, region},
+    query::{RegionView, RingState, region},
     schedule::Next,
     virtual_time::{Endless, TurnLimits},
 };
@@ -67,7 +67,7 @@ use crate::{
     interrupt::{Interrupts, MSIX, Raised, Sink},
     panic::{DeviceMethod, message_of},
     pci::ConfigLayouts,
-    spec::{MAX_NAME, Scope, SpecError},
+    spec::{MAX_NAME, Scope, SpecError, validate_registers},
     time::Nanos,
     trace::{Event, TraceSink},
 };
@@ -156,13 +156,14 @@ impl Machine {
     /// Adds a device as a function called `name`, which sockets and tables show.
     ///
     /// # Errors
-    /// The device's description is inconsistent: see [`crate::spec::FunctionSpec::validate`]. Or
-    /// the device panicked while it described itself.
+    /// The device's description is inconsistent: see [`crate::spec::FunctionSpec::validate`] and
+    /// [`crate::spec::RegisterRule`]. Or the device panicked while it described itself.
     pub fn add_function(&mut self, name: &str, device: Box<dyn Device>) -> Result<FunctionId, SpecError> {
         // A device that panicked is dropped, so no code sees the state that the panic left behind.
-        let described =
-            panic::catch_unwind(AssertUnwindSafe(|| (device.spec(), device.lets_clients_sleep())));
-        let (spec, lets_clients_sleep) = match described {
+        let described = panic::catch_unwind(AssertUnwindSafe(|| {
+            (device.spec(), device.lets_clients_sleep(), device.registers())
+        }));
+        let (spec, lets_clients_sleep, registers) = match described {
             Ok(described) => described,
             Err(payload) => {
                 drop_device(device);
@@ -170,6 +171,7 @@ impl Machine {
             }
         };
         spec.validate()?;
+        validate_registers(&spec, registers)?;
 
         let id = FunctionId(self.slots.len() as u32);
         let count = spec.attachments.len();
@@ -191,6 +193,7 @@ impl Machine {
             client_wakers: Vec::new(),
             wake_at: Nanos::NEVER,
             panic: None,
+            registers,
         };
 
         self.slots.push(FunctionSlot {

@@ -1,12 +1,14 @@
 //! Queries of a machine. They change nothing, unless a device panics.
 
-use nicforge_shm::SharedMemory;
+use nicforge_hwi::register::Register;
+use nicforge_shm::{Cells, SharedMemory};
 
-use super::{Machine, MachineError, PollState};
+use super::{Machine, MachineError, PollState, active::ActiveFunction};
 use crate::{
-    attachment::AttachmentCounters,
+    attachment::{AttachmentCounters, Ring},
+    decode::{self, BarSpace},
     device::Counter,
-    ids::{AttachmentId, FunctionId},
+    ids::{Address, AttachmentId, FunctionId},
     interrupt::{Interrupts, IrqInfo},
     panic::DeviceMethod,
     spec::{Area, BarSpec, FunctionSpec},
@@ -50,6 +52,19 @@ pub struct RegionView {
     pub memory: Option<SharedMemory>,
 }
 
+/// The fill of a posted-write ring. Positions count cells since the ring began, modulo 2^32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingState {
+    /// Number of cells of the ring.
+    pub cells: u32,
+    /// Position of the next record that the machine carries out.
+    pub head: u32,
+    /// Position behind the last record that the client has published.
+    pub tail: u32,
+    /// Whether the device has refused the record at the head.
+    pub is_stalled: bool,
+}
+
 impl Machine {
     /// Returns the machine's time: that of the last step, or of the last event in virtual time.
     pub fn now(&self) -> Nanos {
@@ -69,6 +84,50 @@ impl Machine {
     /// Returns a function's name.
     pub fn name(&self, function: FunctionId) -> Option<&str> {
         self.slots.get(function.0 as usize).map(|slot| slot.state.name.as_str())
+    }
+
+    /// Returns the declarations of a function's registers: none if the device declares none.
+    /// [`nicforge_hwi::register::show`] shows accesses by them.
+    pub fn registers(&self, function: FunctionId) -> &'static [Register] {
+        self.slots.get(function.0 as usize).map_or(&[], |slot| slot.state.registers)
+    }
+
+    /// Copies the bytes at an address of a BAR as a read of the attachment's client would return
+    /// them, without any effect of a read. Records in posted-write rings stay there. Returns false,
+    /// with unspecified `data`, where that can't be said: in memory without a client, across spaces
+    /// of different kinds, and where the device does not answer [`crate::device::Device::peek`].
+    pub fn peek(
+        &mut self,
+        function: FunctionId,
+        attachment_id: AttachmentId,
+        at: Address,
+        data: &mut [u8],
+    ) -> bool {
+        let peeked = self.guarded(|machine| {
+            let mut active = machine.active_for(function, attachment_id).ok()?;
+            active.peek(attachment_id, at, data)
+        });
+        peeked.ok().flatten().is_some()
+    }
+
+    /// Returns the posted-write rings of an attachment's client: none without a client.
+    pub fn rings(&self, function: FunctionId, attachment_id: AttachmentId) -> Vec<RingState> {
+        let slot = self.slots.get(function.0 as usize);
+        let attachment = slot.and_then(|slot| slot.state.attachments.get(usize::from(attachment_id.0)));
+        let Some(tenant) = attachment.and_then(|attachment| attachment.tenant.as_ref()) else {
+            return Vec::new();
+        };
+
+        let state_of = |ring: &Ring| {
+            let head = ring.consumer.consumed();
+            RingState {
+                cells: ring.consumer.cells().count() as u32,
+                head,
+                tail: head.wrapping_add(ring.consumer.count_filled()),
+                is_stalled: ring.stalled,
+            }
+        };
+        tenant.rings.iter().map(state_of).collect()
     }
 
     /// Returns a region as the attachment's client sees it. A region that does not exist has size
@@ -153,5 +212,36 @@ impl Machine {
     /// Returns the number of functions whose mapped memory the machine polls.
     pub fn hot_functions(&self) -> usize {
         self.slots.iter().filter(|slot| matches!(slot.poll_state, PollState::Hot { .. })).count()
+    }
+}
+
+impl ActiveFunction<'_> {
+    /// Does the work of [`Machine::peek`]. Returns `None` where the value can't be said.
+    fn peek(&mut self, attachment_id: AttachmentId, at: Address, data: &mut [u8]) -> Option<()> {
+        let (space, remaining) = decode::decode(&self.slot.state.spec, at);
+        let length = data.len();
+        if matches!(space, BarSpace::Device) {
+            let is_answered = decode::is_device(&self.slot.state.spec, at, length)
+                && self.call(DeviceMethod::Peek, |device, context| {
+                    device.peek(&context.ports(), attachment_id, at, data)
+                });
+            return is_answered.then_some(());
+        }
+
+        if length as u64 > remaining {
+            return None;
+        }
+        let attachment = self.attachment(attachment_id).ok()?;
+        match space {
+            BarSpace::Memory | BarSpace::Mirror => attachment.memory(at.bar)?.read(at.offset, data).ok()?,
+            BarSpace::MsixTable(offset) => attachment.msix.as_ref()?.read(offset, data),
+            BarSpace::PendingBits(offset) => attachment.msix.as_ref()?.read_pba(offset, data),
+            BarSpace::Control(offset) => {
+                let word = attachment.read_control(attachment_id, offset).to_le_bytes();
+                data.copy_from_slice(word.get(..length).filter(|_| offset.is_multiple_of(4))?);
+            }
+            BarSpace::Device => return None,
+        }
+        Some(())
     }
 }

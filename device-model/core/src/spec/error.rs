@@ -2,12 +2,13 @@
 
 use thiserror::Error;
 
-use super::MAX_CAPABILITY;
+use super::{MAX_CAPABILITY, RegisterRule};
 
 /// Reason why a [`FunctionSpec`](super::FunctionSpec) was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SpecError {
-    /// The device panicked in [`crate::device::Device::spec`].
+    /// The device panicked in [`crate::device::Device::spec`], or in another method by which it
+    /// describes itself.
     #[error("the device panicked in spec: {message}")]
     Panicked {
         /// The panic's message.
@@ -101,5 +102,13 @@ pub enum SpecError {
         offset: u64,
         /// Length in bytes.
         length: u64,
+    },
+    /// A declared register breaks a rule.
+    #[error("register {name}: {rule}")]
+    Register {
+        /// Name of the register.
+        name: &'static str,
+        /// The rule.
+        rule: RegisterRule,
     },
 }

@@ -17,6 +17,7 @@ mod interrupts;
 mod links;
 mod panics;
 mod property;
+mod registers;
 mod rings;
 mod schedule;
 mod sleepers;

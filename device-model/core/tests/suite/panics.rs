@@ -13,7 +13,7 @@ use nicforge_core::{
     context::Context,
     device::{Counter, Device, Ended, Progress, Reset, Write},
     dma::{DmaAccess, DmaError, DmaLease},
-    fabric::{LinkId, LinkSpec, Packet},
+    fabric::{LinkId, LinkSpec, Packet, Ports},
     ids::{Address, AttachmentId, DmaToken, FunctionId},
     interrupt::REQUEST,
     machine::{Access, Machine, MachineError, region},
@@ -142,6 +142,11 @@ impl Device for Fragile {
         assert!(!self.is_broken(DeviceMethod::Counters), "broken\n in counters");
         Vec::new()
     }
+
+    fn peek(&self, _: &Ports<'_>, _: AttachmentId, _: Address, _: &mut [u8]) -> bool {
+        assert!(!self.is_broken(DeviceMethod::Peek), "broken in peek");
+        true
+    }
 }
 
 impl Drop for Fragile {
@@ -228,8 +233,11 @@ fn panic_in_each_method_of_a_turn_or_an_access_takes_only_its_function_out_of_se
         machine.dma_unmap_all(F, A).unwrap();
     };
     let count = |machine: &mut Machine| assert!(machine.counters(F).is_empty());
+    let peek = |machine: &mut Machine| {
+        assert!(!machine.peek(F, A, Address { bar: 0, offset: REGISTER }, &mut [0; 4]));
+    };
     type Act<'a> = &'a dyn Fn(&mut Machine);
-    let acts: [(DeviceMethod, Act<'_>); 10] = [
+    let acts: [(DeviceMethod, Act<'_>); 11] = [
         (DeviceMethod::Write, &write),
         (DeviceMethod::Read, &read),
         (DeviceMethod::Step, &step),
@@ -240,6 +248,7 @@ fn panic_in_each_method_of_a_turn_or_an_access_takes_only_its_function_out_of_se
         (DeviceMethod::LeasesEnded, &unmap_all),
         (DeviceMethod::LinkChanged, &unplug),
         (DeviceMethod::Counters, &count),
+        (DeviceMethod::Peek, &peek),
     ];
 
     for (method, act) in acts {

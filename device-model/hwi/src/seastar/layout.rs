@@ -1,5 +1,7 @@
 //! Sizes, BARs, registers, the mailbox and the mirror.
 
+use crate::register::{Field, Register};
+
 /// BAR of the mailbox.
 pub const BAR_WINDOW: u8 = 1;
 /// BAR of the results.
@@ -114,3 +116,25 @@ pub const SLOTS: u32 = 64;
 pub const COMMAND_BYTES: usize = 128;
 /// Size of a result in bytes.
 pub const RESULT_BYTES: usize = 32;
+
+/// The declarations of the registers. Commands, results and events are structures in memory, and
+/// not among them.
+pub static REGISTER_MAP: &[Register] = &[
+    Register::ro32("IDENTITY", 0, reg::IDENTITY),
+    Register::rw32("COMMAND_TAIL", BAR_WINDOW, window::BASE + window::COMMAND_TAIL)
+        .about("commands that the client has written"),
+    Register::ro32("NODE", BAR_MIRROR, mirror::BASE + mirror::NODE),
+    Register::ro32("NODES", BAR_MIRROR, mirror::BASE + mirror::NODES),
+    Register::ro32("PROCESS", BAR_MIRROR, mirror::BASE + mirror::PROCESS)
+        .fields(&[Field::bits("PROCESS", 31, 0).values(&[(mirror::NO_PROCESS as u64, "kernel")])]),
+    Register::ro32("FIRMWARE", BAR_MIRROR, mirror::BASE + mirror::FIRMWARE).fields(&[Field::bits(
+        "STATE", 31, 0,
+    )
+    .values(&[
+        (firmware::DOWN as u64, "down"),
+        (firmware::RUNNING as u64, "running"),
+        (firmware::HALTED as u64, "halted"),
+    ])]),
+    Register::ro32("EPOCH", BAR_MIRROR, mirror::BASE + mirror::EPOCH).about("starts of the firmware"),
+    Register::ro32("PROCESSES", BAR_MIRROR, mirror::BASE + mirror::PROCESSES),
+];

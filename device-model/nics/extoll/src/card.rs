@@ -5,7 +5,7 @@
 //! interrupts. The card owns the units, builds their context for a call, and passes register
 //! accesses on to them.
 
-use nicforge_core::{context::Context, ids::AttachmentId};
+use nicforge_core::{context::Context, fabric::Ports, ids::AttachmentId};
 use nicforge_hwi::extoll::{error, reg, vector};
 use nicforge_kit::RegisterValue;
 
@@ -19,7 +19,7 @@ use crate::{
     rma::Rma,
     switch::Switch,
     unit::{SharedParts, UnitContext},
-    velo::Velo,
+    velo::{self, Velo},
 };
 
 /// An EXTOLL card; the crate's documentation describes it.
@@ -122,39 +122,54 @@ impl Card {
         data: &mut [u8],
     ) {
         let code = match Register::decode(&self.parts.config, from, offset, data.len()) {
-            Ok(register) => match self.register_value(context, from, register) {
-                Some(value) => return value.answer_read(data),
-                None => error::REGISTER_ACCESS,
-            },
+            Ok(register) => {
+                if register == Register::Velo(velo::Register::Taken) {
+                    // All earlier stores have arrived, so an incomplete message can no longer
+                    // become complete.
+                    let (velo, _, mut unit) = self.units(context);
+                    velo.give_up_split(&mut unit, from);
+                }
+                match self.register_value(&context.ports(), from, register) {
+                    Some(value) => return value.answer_read(data),
+                    None => error::REGISTER_ACCESS,
+                }
+            }
             Err(code) => code,
         };
 
         self.parts.attachments.fail(context, from, code, offset);
     }
 
-    /// Returns the value of a register; `None` if it can't be read.
-    fn register_value(
-        &mut self,
-        context: &mut Context<'_>,
+    /// Answers a read of BAR 0 without its effects. Returns false if the read would be refused.
+    pub(crate) fn peek_register(
+        &self,
+        ports: &Ports<'_>,
         from: AttachmentId,
-        register: Register,
-    ) -> Option<u64> {
-        let selected_vpid = self.selected_vpid;
-        let (velo, rma, mut unit) = self.units(context);
+        offset: u64,
+        data: &mut [u8],
+    ) -> bool {
+        let register = Register::decode(&self.parts.config, from, offset, data.len());
+        let value = register.ok().and_then(|register| self.register_value(ports, from, register));
+        value.map(|value| value.answer_read(data)).is_some()
+    }
+
+    /// Returns the value of a register; `None` if it can't be read.
+    fn register_value(&self, ports: &Ports<'_>, from: AttachmentId, register: Register) -> Option<u64> {
+        let Self { parts, velo, rma, selected_vpid, .. } = self;
 
         match register {
             Register::Identity => Some(reg::IDENTITY_VALUE),
-            Register::Velo(register) => velo.read_register(&mut unit, from, register),
-            Register::Rma(register) => rma.read_register(from, register),
-            Register::Atu(register) => atu::read_register(&unit, from, register),
+            Register::Velo(register) => velo.register(from, register),
+            Register::Rma(register) => rma.register(from, register),
+            Register::Atu(register) => parts.atu.register_value(from, register),
             Register::Interrupt(InterruptRegister::Enable) => {
-                Some(unit.parts.attachments.interrupts_enabled(from))
+                Some(parts.attachments.interrupts_enabled(from))
             }
-            Register::Admin(AdminRegister::SelectVpid) => Some(selected_vpid),
+            Register::Admin(AdminRegister::SelectVpid) => Some(*selected_vpid),
             Register::Admin(AdminRegister::SelectedErrors) => {
-                Some(unit.parts.attachments.errors_of(selected_vpid))
+                Some(parts.attachments.errors_of(*selected_vpid))
             }
-            Register::Network(register) => Some(register.read(&mut unit)),
+            Register::Network(register) => Some(register.value(ports, &parts.switch)),
             // Set, clear and reset registers are only written.
             Register::Interrupt(_) | Register::Admin(_) => None,
         }

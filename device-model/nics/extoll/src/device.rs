@@ -4,13 +4,15 @@ use nicforge_core::{
     context::Context,
     device::{Counter, Device, Ended, Progress, Reset, Write},
     dma::DmaError,
+    fabric::Ports,
     ids::{Address, AttachmentId, DmaToken},
     posted::Posted,
+    register::Register,
     spec::{AreaKind, AttachmentSpec, BarKind, BarSpec, FunctionSpec, Identity, NicSizes, Scope},
     time::Nanos,
 };
 use nicforge_hwi::{
-    extoll::{BAR_DIRECTORY, BAR_VELO, REGISTERS, RING_CELLS, mirror, reg, vector, window},
+    extoll::{BAR_DIRECTORY, BAR_VELO, REGISTER_MAP, REGISTERS, RING_CELLS, mirror, reg, vector, window},
     extoll_velo::address,
     pci,
 };
@@ -159,6 +161,10 @@ impl Device for Card {
         spec
     }
 
+    fn registers(&self) -> &'static [Register] {
+        REGISTER_MAP
+    }
+
     fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
         if self.clients.is_empty() {
             self.parts.directory.set_client_memory(context.memory(attachment, BAR_DIRECTORY));
@@ -206,6 +212,10 @@ impl Device for Card {
             self.read_register(context, from, at.offset, data);
             self.show_changed_counters();
         }
+    }
+
+    fn peek(&self, ports: &Ports<'_>, from: AttachmentId, at: Address, data: &mut [u8]) -> bool {
+        at.bar == BAR_REGISTERS && self.peek_register(ports, from, at.offset, data)
     }
 
     fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write {

@@ -3,7 +3,7 @@
 //! In: offsets and lengths of accesses. Out: [`Register`], or the error code of a refusal. The
 //! units know their registers' values; the card passes accesses on to them.
 
-use nicforge_core::ids::AttachmentId;
+use nicforge_core::{fabric::Ports, ids::AttachmentId};
 use nicforge_hwi::{
     extoll::{LINKS, error, reg},
     extoll_atu::command,
@@ -11,8 +11,8 @@ use nicforge_hwi::{
 use nicforge_kit::RegisterValue;
 
 use crate::{
-    atu, config::CardConfig, packet::CHANNELS, ring_registers::RingRegister, rma, topology::Route,
-    unit::UnitContext, velo,
+    atu, config::CardConfig, packet::CHANNELS, ring_registers::RingRegister, rma, switch::Switch,
+    topology::Route, velo,
 };
 
 /// The port of a route register without a route, as [`reg::ROUTE`] defines it.
@@ -142,9 +142,7 @@ impl NetworkRegister {
     }
 
     /// Returns the register's value.
-    pub(crate) fn read(self, unit: &mut UnitContext<'_, '_>) -> u64 {
-        let ports = unit.context.ports();
-
+    pub(crate) fn value(self, ports: &Ports<'_>, switch: &Switch) -> u64 {
         match self {
             Self::LinkState(link) => {
                 let connected = ports.connected(link);
@@ -153,7 +151,7 @@ impl NetworkRegister {
                 u64::from(up) | u64::from(connected) << 1
             }
             Self::LinkRetries(link) => (0..CHANNELS).map(|vc| ports.sent(link, vc).retransmissions).sum(),
-            Self::Route(node) => match unit.parts.switch.route(node) {
+            Self::Route(node) => match switch.route(node) {
                 Route::None => PORT_OF_NO_ROUTE,
                 Route::Local => PORT_OF_LOCAL_ROUTE,
                 Route::Port { port, lane } => u64::from(port) | u64::from(lane) << ROUTE_LANE_SHIFT,

@@ -10,7 +10,9 @@
 use nicforge_core::{
     context::Context,
     device::{Counter, Device, Progress, Reset, Write},
+    fabric::Ports,
     ids::{Address, AttachmentId},
+    register::Register,
     spec::{AttachmentSpec, BarSpec, FunctionSpec, Identity},
     time::Nanos,
 };
@@ -93,25 +95,31 @@ impl Lines {
         self.enabled && self.changed != 0
     }
 
-    /// Reads one port. Returns `None` if the port has no value. The read may still have an effect:
-    /// it is how a driver enables interrupts and filters.
-    fn read(&mut self, port: u64) -> Option<u8> {
+    /// Returns the value of a port, if it has one.
+    fn value(&self, port: u64) -> Option<u8> {
         let [outputs, inputs, filtered] = [self.outputs, self.inputs, self.filtered].map(u16::to_le_bytes);
         let pending = if self.is_pending() { STATUS_PENDING } else { 0 };
 
         match port {
+            OUTPUTS_LOW => Some(outputs[0]),
+            OUTPUTS_HIGH => Some(outputs[1]),
+            INPUTS_LOW => Some(inputs[0]),
+            INPUTS_HIGH => Some(inputs[1]),
+            INTERRUPT_STATUS => Some(self.changed | pending),
+            FILTERS_LOW => Some(filtered[0]),
+            _ => None,
+        }
+    }
+
+    /// Reads one port. Ports without a value have an effect instead: it is how a driver enables
+    /// interrupts and filters.
+    fn read(&mut self, port: u64) -> Option<u8> {
+        match port {
             INTERRUPT_CONTROL => self.enabled = true,
             FILTER_CONTROL => self.filtered = u16::MAX,
-            OUTPUTS_LOW => return Some(outputs[0]),
-            OUTPUTS_HIGH => return Some(outputs[1]),
-            INPUTS_LOW => return Some(inputs[0]),
-            INPUTS_HIGH => return Some(inputs[1]),
-            INTERRUPT_STATUS => return Some(self.changed | pending),
-            FILTERS_LOW => return Some(filtered[0]),
             _ => {}
         }
-
-        None
+        self.value(port)
     }
 
     /// Writes one port. A write to the ports that enable interrupts and filters disables them, and
@@ -157,12 +165,21 @@ impl Device for Idio16 {
         }
     }
 
+    fn registers(&self) -> &'static [Register] {
+        REGISTER_MAP
+    }
+
     fn read(&mut self, context: &mut Context<'_>, _: AttachmentId, at: Address, data: &mut [u8]) {
         // The card's bus is one byte wide, so a wider access is one access for each byte.
         for (port, byte) in (at.offset..).zip(data) {
             *byte = self.lines.read(port).unwrap_or(*byte);
         }
         self.update(context);
+    }
+
+    fn peek(&self, _: &Ports<'_>, _: AttachmentId, at: Address, data: &mut [u8]) -> bool {
+        let mut ports = (at.offset..).zip(data);
+        ports.all(|(port, byte)| self.lines.value(port).map(|value| *byte = value).is_some())
     }
 
     fn write(&mut self, context: &mut Context<'_>, _: AttachmentId, at: Address, data: &[u8]) -> Write {

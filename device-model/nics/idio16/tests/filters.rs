@@ -1,7 +1,11 @@
 //! The input filters, in time that the tests control.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-use nicforge_core::{ids::AttachmentId, time::Nanos};
+use nicforge_core::{
+    ids::{Address, AttachmentId},
+    register::show,
+    time::Nanos,
+};
 use nicforge_hwi::idio16::*;
 use nicforge_idio16::Idio16;
 use nicforge_test_kit::{Client, Testbed};
@@ -118,4 +122,24 @@ fn a_filter_that_is_switched_off_lets_its_line_through() {
     card.write(FILTER_CONTROL, 0);
 
     assert_eq!(card.read(INPUTS_LOW), 0x01);
+}
+
+#[test]
+fn declared_ports_show_what_a_driver_reads() {
+    let mut card = Card::new();
+    card.read(INTERRUPT_CONTROL);
+    card.write(OUTPUTS_LOW, 0x81);
+    card.write(OUTPUTS_HIGH, 0x02);
+
+    let mut status = [0];
+    let at = Address { bar: PORTS_BAR, offset: INTERRUPT_STATUS };
+    assert!(card.bed.peek(card.user.function, card.user.attachment, at, &mut status));
+    let shown = show(card.bed.registers(card.user.function), at.bar, at.offset, &status).to_string();
+    assert_eq!(shown, "INTERRUPT_STATUS 0x07 CHANGED_LOW CHANGED_HIGH PENDING");
+
+    // Ports without a value are left alone: a read of one would enable the filters.
+    let compared = card.user.compare_peeks(&mut card.bed);
+    assert_eq!(compared.len(), 6);
+    assert!(!compared.contains(&"FILTER_CONTROL"));
+    assert_eq!(card.read(FILTERS_LOW), 0);
 }

@@ -3,13 +3,15 @@
 use nicforge_core::{
     context::Context,
     device::{Counter, Device, Ended, Progress, Reset, Write},
+    fabric::Ports,
     ids::{Address, AttachmentId},
     posted::Posted,
+    register::Register,
     spec::{AttachmentSpec, FunctionSpec, Identity, NicSizes},
     time::Nanos,
 };
 use nicforge_hwi::{
-    mu::{BAR_REGISTERS, MIRROR, REGISTERS, RING_CELLS, vector},
+    mu::{BAR_REGISTERS, MIRROR, REGISTER_MAP, REGISTERS, RING_CELLS, vector},
     mu_dcr::counter,
     mu_packet::{DIMENSIONS, Destination},
     pci,
@@ -208,6 +210,10 @@ impl Device for MessageUnit {
         )
     }
 
+    fn registers(&self) -> &'static [Register] {
+        REGISTER_MAP
+    }
+
     fn attached(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId) {
         self.unit.begin_tenancy(&self.network, context, attachment_id);
         context.wake_at(Nanos::ZERO);
@@ -244,6 +250,10 @@ impl Device for MessageUnit {
         if at.bar == BAR_REGISTERS {
             self.unit.read(&self.network, context, from, at.offset, data);
         }
+    }
+
+    fn peek(&self, ports: &Ports<'_>, from: AttachmentId, at: Address, data: &mut [u8]) -> bool {
+        at.bar == BAR_REGISTERS && self.unit.peek(&self.network, ports, from, at.offset, data)
     }
 
     fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write {

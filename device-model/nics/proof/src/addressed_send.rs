@@ -19,7 +19,9 @@ use std::sync::atomic::{Ordering, fence};
 use nicforge_core::{
     context::Context,
     device::{Counter, Device, Ended, Reset, Write},
+    fabric::Ports,
     ids::{Address, AttachmentId},
+    register::Register,
     spec::{BarSpec, FunctionSpec, NicSizes},
 };
 use nicforge_hwi::{pci, proof::addressed_send::*};
@@ -130,6 +132,10 @@ impl Device for AddressedSend {
         spec
     }
 
+    fn registers(&self) -> &'static [Register] {
+        REGISTER_MAP
+    }
+
     fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
         self.reset_attachment(context, attachment);
     }
@@ -148,7 +154,11 @@ impl Device for AddressedSend {
         }
     }
 
-    fn read(&mut self, _: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
+    fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
+        self.peek(&context.ports(), from, at, data);
+    }
+
+    fn peek(&self, _: &Ports<'_>, from: AttachmentId, at: Address, data: &mut [u8]) -> bool {
         let client = &self.clients[usize::from(from.0)];
         match (at.bar, at.offset) {
             (0, REG_STALLS) => client.stalls.answer_read(data),
@@ -161,8 +171,9 @@ impl Device for AddressedSend {
                     .map(|(index, client)| u32::from(client.mailbox.is_some()) << index);
                 bits.sum::<u32>().answer_read(data);
             }
-            _ => {}
+            _ => return false,
         }
+        true
     }
 
     fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write {

@@ -25,7 +25,9 @@ use nicforge_core::{
     context::Context,
     device::{Counter, Device, Ended, Progress, Reset, Write},
     dma::DmaError,
+    fabric::Ports,
     ids::{Address, AttachmentId, DmaToken},
+    register::Register,
     spec::{FunctionSpec, NicSizes},
 };
 use nicforge_hwi::{pci, proof::checksum::*};
@@ -311,6 +313,10 @@ impl Device for Checksum {
         )
     }
 
+    fn registers(&self) -> &'static [Register] {
+        REGISTER_MAP
+    }
+
     fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
         self.reset_attachment(context, attachment);
     }
@@ -333,7 +339,11 @@ impl Device for Checksum {
         }
     }
 
-    fn read(&mut self, _: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
+    fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
+        self.peek(&context.ports(), from, at, data);
+    }
+
+    fn peek(&self, _: &Ports<'_>, from: AttachmentId, at: Address, data: &mut [u8]) -> bool {
         let channel = &self.channels[usize::from(from.0)];
         match at.offset {
             REG_ADDRESS => channel.address.answer_read(data),
@@ -341,8 +351,9 @@ impl Device for Checksum {
             REG_STATUS => channel.status.answer_read(data),
             REG_EPOCH => self.companion.as_ref().map_or(0, DeviceEnd::epoch).answer_read(data),
             REG_SUM => channel.sum.answer_read(data),
-            _ => {}
+            _ => return false,
         }
+        true
     }
 
     fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write {

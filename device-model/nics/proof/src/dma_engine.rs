@@ -21,7 +21,9 @@ use nicforge_core::{
     context::Context,
     device::{Counter, Device, Ended, Progress, Reset, Write},
     dma::{DmaError, MAX_DMA},
+    fabric::Ports,
     ids::{Address, AttachmentId, DmaToken},
+    register::Register,
     spec::{FunctionSpec, NicSizes},
     time::Nanos,
 };
@@ -162,6 +164,10 @@ impl Device for DmaEngine {
         )
     }
 
+    fn registers(&self) -> &'static [Register] {
+        REGISTER_MAP
+    }
+
     fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
         self.reset_attachment(context, attachment);
     }
@@ -181,15 +187,20 @@ impl Device for DmaEngine {
         }
     }
 
-    fn read(&mut self, _: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
+    fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
+        self.peek(&context.ports(), from, at, data);
+    }
+
+    fn peek(&self, _: &Ports<'_>, from: AttachmentId, at: Address, data: &mut [u8]) -> bool {
         let channel = &self.channels[usize::from(from.0)];
         match at.offset {
             REG_LIST => channel.list.answer_read(data),
             REG_COUNT => channel.count.answer_read(data),
             REG_STATUS => channel.status.answer_read(data),
             REG_DONE => channel.done.answer_read(data),
-            _ => {}
+            _ => return false,
         }
+        true
     }
 
     fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write {

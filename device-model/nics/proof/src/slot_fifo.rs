@@ -25,7 +25,9 @@ use std::{
 use nicforge_core::{
     context::Context,
     device::{Counter, Device, Ended, Progress, Reset, Write},
+    fabric::Ports,
     ids::{Address, AttachmentId},
+    register::Register,
     spec::{FunctionSpec, NicSizes},
 };
 use nicforge_hwi::{pci, proof::slot_fifo::*};
@@ -127,6 +129,10 @@ impl Device for SlotFifo {
         )
     }
 
+    fn registers(&self) -> &'static [Register] {
+        REGISTER_MAP
+    }
+
     fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
         self.reset_attachment(context, attachment);
     }
@@ -148,19 +154,30 @@ impl Device for SlotFifo {
     }
 
     fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
-        let fifo = &mut self.fifos[usize::from(from.0)];
+        let is_answered = self.peek(&context.ports(), from, at, data);
+        if is_answered || !is_port(at.offset) {
+            return;
+        }
+
+        if at.offset != REG_PORT || data.len() != 8 {
+            return self.fail(context, from, ERROR_WIDTH);
+        }
+        match self.fifos[usize::from(from.0)].pop_word() {
+            Some(word) => word.answer_read(data),
+            None => self.fail(context, from, ERROR_EMPTY),
+        }
+    }
+
+    fn peek(&self, _: &Ports<'_>, from: AttachmentId, at: Address, data: &mut [u8]) -> bool {
+        let fifo = &self.fifos[usize::from(from.0)];
         match at.offset {
             REG_TAKEN => fifo.taken.answer_read(data),
             REG_FILL => (fifo.queue.len() as u32).answer_read(data),
             REG_HOLD => u32::from(fifo.hold).answer_read(data),
             REG_ERROR => fifo.error.answer_read(data),
-            REG_PORT if data.len() == 8 => match fifo.pop_word() {
-                Some(word) => word.answer_read(data),
-                None => self.fail(context, from, ERROR_EMPTY),
-            },
-            offset if is_port(offset) => self.fail(context, from, ERROR_WIDTH),
-            _ => {}
+            _ => return false,
         }
+        true
     }
 
     fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write {

@@ -5,15 +5,17 @@ use std::sync::atomic::Ordering;
 use nicforge_core::{
     context::Context,
     device::{Counter, Device, Ended, Progress, Reset, Write},
+    fabric::Ports,
     ids::{Address, AttachmentId},
+    register::Register,
     spec::{AreaKind, AttachmentSpec, BarSpec, FunctionSpec, Identity, NicSizes, Scope},
     time::Nanos,
 };
 use nicforge_hwi::{
     pci,
     torus::{
-        BAR_MIRROR, BAR_SHARED, BAR_WINDOW, CORES, PORTS, RECEPTION_FIFOS, RING_CELLS, mirror, reg, shared,
-        vector, window,
+        BAR_MIRROR, BAR_SHARED, BAR_WINDOW, CORES, PORTS, RECEPTION_FIFOS, REGISTER_MAP, RING_CELLS, mirror,
+        reg, shared, vector, window,
     },
 };
 use nicforge_kit::retry;
@@ -286,6 +288,10 @@ impl Device for TorusNic {
         spec
     }
 
+    fn registers(&self) -> &'static [Register] {
+        REGISTER_MAP
+    }
+
     fn attached(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId) {
         let Some(group) = group_of(attachment_id) else { return };
         let memory = |bar| context.memory(attachment_id, bar);
@@ -325,6 +331,10 @@ impl Device for TorusNic {
             self.read_register(context, from, at.offset, data);
             self.publish(context);
         }
+    }
+
+    fn peek(&self, ports: &Ports<'_>, from: AttachmentId, at: Address, data: &mut [u8]) -> bool {
+        at.bar == BAR_REGISTERS && self.peek_register(ports, from, at.offset, data)
     }
 
     fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write {

@@ -101,43 +101,50 @@ impl TorusNic {
         data: &mut [u8],
     ) {
         let Some(register) = Register::decode(offset, data.len()) else { return };
-        let group = group_of(from);
 
-        match (register, group) {
-            (Register::Reception(fifo), Some(group)) => self.groups[group].read_port(fifo, offset, data),
-            (Register::Status, Some(group)) => {
-                self.groups[group].poll_heads();
-                answer_status(self.groups[group].status(), offset, data);
+        match (register, group_of(from)) {
+            (Register::Reception(fifo), Some(group)) => {
+                return self.groups[group].read_port(fifo, offset, data);
             }
-            (Register::OtherStatus, Some(group)) => {
-                let other = GROUPS - 1 - group;
-                self.groups[other].poll_heads();
-                answer_status(self.groups[other].status(), offset, data);
-            }
-
-            (Register::Tail(fifo), Some(group)) => {
-                let fifo = &self.groups[group].injection[fifo];
-                fifo.head().wrapping_add(fifo.count()).answer_read(data);
-            }
-            (Register::InterruptEnable, Some(group)) => self.groups[group].enabled().answer_read(data),
-            (Register::InterruptStatus, Some(group)) => {
-                self.groups[group].poll_heads();
-                self.groups[group].conditions().answer_read(data);
-            }
-
-            (Register::PresenceChanges, _) => self.site.lives.changes().answer_read(data),
-            (Register::Presence(node), _) => {
-                if let Some(word) = self.site.lives.shown(node) {
-                    word.answer_read(data);
-                }
-            }
-            (Register::Control(number), _) => {
-                if let Some(value) = self.control(&context.ports(), number) {
-                    value.answer_read(data);
-                }
-            }
+            (Register::Status | Register::InterruptStatus, Some(group)) => self.groups[group].poll_heads(),
+            (Register::OtherStatus, Some(group)) => self.groups[GROUPS - 1 - group].poll_heads(),
             _ => {}
         }
+        self.peek_register(&context.ports(), from, offset, data);
+    }
+
+    /// Answers a trapped read as far as it has no effect. Returns false for the port to a FIFO, and
+    /// for a register that does not exist.
+    pub(crate) fn peek_register(
+        &self,
+        ports: &Ports<'_>,
+        from: AttachmentId,
+        offset: u64,
+        data: &mut [u8],
+    ) -> bool {
+        let Some(register) = Register::decode(offset, data.len()) else { return false };
+
+        let word = match (register, group_of(from)) {
+            (Register::Status, Some(group)) => {
+                answer_status(self.groups[group].status(), offset, data);
+                return true;
+            }
+            (Register::OtherStatus, Some(group)) => {
+                answer_status(self.groups[GROUPS - 1 - group].status(), offset, data);
+                return true;
+            }
+            (Register::Tail(fifo), Some(group)) => {
+                let fifo = &self.groups[group].injection[fifo];
+                Some(fifo.head().wrapping_add(fifo.count()))
+            }
+            (Register::InterruptEnable, Some(group)) => Some(self.groups[group].enabled()),
+            (Register::InterruptStatus, Some(group)) => Some(self.groups[group].conditions()),
+            (Register::PresenceChanges, _) => Some(self.site.lives.changes()),
+            (Register::Presence(node), _) => self.site.lives.shown(node),
+            (Register::Control(number), _) => self.control(ports, number),
+            _ => None,
+        };
+        word.map(|word| word.answer_read(data)).is_some()
     }
 
     /// Handles a trapped or posted write. A register that does not exist, or that the client may

@@ -3,12 +3,14 @@
 use nicforge_core::{
     context::Context,
     device::{Counter, Device, Ended, Progress, Reset, Write},
+    fabric::Ports,
     ids::{Address, AttachmentId},
+    register::Register,
     spec::{AreaKind, AttachmentSpec, BarSpec, FunctionSpec, Identity, NicSizes, Scope},
 };
 use nicforge_hwi::{
     pci,
-    tree::{BAR_MIRROR, BAR_WINDOW, CORES, VC_SYSTEM, VC_USER, VCS, mirror, vector, window},
+    tree::{BAR_MIRROR, BAR_WINDOW, CORES, REGISTER_MAP, VC_SYSTEM, VC_USER, VCS, mirror, vector, window},
     tree_dcr::{REGISTERS, pix},
 };
 use nicforge_kit::{AttachmentSet, retry};
@@ -103,9 +105,16 @@ impl TreeNic {
 
     /// Returns the vectors of an attachment whose condition holds, one bit for each vector.
     pub(crate) fn conditions(&mut self, attachment: AttachmentId) -> u32 {
+        let channel = &mut self.channels[channel_of(attachment)];
+        channel.poll_recv_head();
+        channel.send_count();
+        self.conditions_last_seen(attachment)
+    }
+
+    /// Returns the same as [`TreeNic::conditions`], as of the last look at the FIFOs.
+    pub(crate) fn conditions_last_seen(&self, attachment: AttachmentId) -> u32 {
         let channel = channel_of(attachment);
-        self.channels[channel].poll_recv_head();
-        let mut conditions = self.channels[channel].conditions(self.enabled_exceptions);
+        let mut conditions = self.channels[channel].conditions_last_seen(self.enabled_exceptions);
 
         if self.global_interrupts.interrupts() & barrier::gi_channels_seen_by(channel) != 0 {
             conditions |= 1 << vector::GLOBAL_INT;
@@ -275,6 +284,14 @@ impl Device for TreeNic {
         spec.bars[usize::from(BAR_MIRROR)] =
             Some(BarSpec::memory(mirror::SIZE, AreaKind::Mirrored, Scope::Group));
         spec
+    }
+
+    fn registers(&self) -> &'static [Register] {
+        REGISTER_MAP
+    }
+
+    fn peek(&self, ports: &Ports<'_>, from: AttachmentId, at: Address, data: &mut [u8]) -> bool {
+        self.peek_register(ports, from, at, data)
     }
 
     fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {

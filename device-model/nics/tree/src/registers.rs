@@ -2,6 +2,7 @@
 
 use nicforge_core::{
     context::Context,
+    fabric::Ports,
     ids::{Address, AttachmentId},
 };
 use nicforge_hwi::{
@@ -9,8 +10,8 @@ use nicforge_hwi::{
     tree_dcr::{
         ARB_HD_COUNT, ARB_HD00, ARB_RCFG, ARB_RSTAT, ARB_XSTAT, CLASS_RDR_COUNT, CLASS_RDR0, DCR_BASE,
         DCR_COUNT, ERR_S0_RETRY, GLOB_FPTR, GLOB_NADDR, GLOB_VCFG0, GLOB_VCFG1, INJ_CSHD0, INJ_CSHD1,
-        INJ_CSPY0, INJ_CSPY1, INJ_PIXEN, INJ_PIXF, REC_PRXEN, REC_PRXF, REG_INT_ENABLE, REG_INT_STATUS, gi,
-        pix, port, prx, rcfg, rdr,
+        INJ_CSPY0, INJ_CSPY1, INJ_PIXEN, INJ_PIXF, REC_PRXEN, REC_PRXF, REG_INT_ENABLE, REG_INT_STATUS, dcr,
+        gi, pix, port, prx, rcfg, rdr,
     },
 };
 use nicforge_kit::RegisterValue;
@@ -18,7 +19,7 @@ use nicforge_kit::RegisterValue;
 use crate::{
     barrier,
     config::ClassRoute,
-    fifo::{Channel, ChannelConfig, Refused, SendHead},
+    fifo::{Channel, ChannelConfig, Exceptions, Refused, SendHead},
     nic::TreeNic,
     presence,
 };
@@ -75,6 +76,36 @@ impl TreeNic {
         };
 
         self.channels[channel].events.receive_error(error);
+    }
+
+    /// Answers a read of BAR 0 as far as it has no effect. Returns false for the ports to FIFOs, and
+    /// if the read would be refused.
+    pub(crate) fn peek_register(
+        &self,
+        ports: &Ports<'_>,
+        from: AttachmentId,
+        at: Address,
+        data: &mut [u8],
+    ) -> bool {
+        const REC_PRXF_OFFSET: u64 = dcr(REC_PRXF);
+        const INJ_PIXF_OFFSET: u64 = dcr(INJ_PIXF);
+
+        let channel = channel_of(from);
+        let value = match at.offset {
+            _ if at.bar != 0 || !u32::is_whole_access(at.offset, data.len()) => None,
+            port::SX => Some(self.channels[channel].status_last_seen()),
+            port::SO => Some(self.channels[1 - channel].status_last_seen()),
+            REC_PRXF_OFFSET => Some(self.exceptions_last_seen(from).receive),
+            INJ_PIXF_OFFSET => Some(self.exceptions_last_seen(from).inject),
+            offset if (DCR_BASE..DCR_END).contains(&offset) => {
+                self.stored_dcr(ports, (offset - DCR_BASE) / 4)
+            }
+            gi::BASE => Some(self.global_interrupts.status(ports)),
+            REG_INT_ENABLE => Some(self.interrupts.enabled(from)),
+            REG_INT_STATUS => Some(self.conditions_last_seen(from)),
+            _ => None,
+        };
+        value.map(|value| value.answer_read(data)).is_some()
     }
 
     /// Reads a device control, global interrupt or interrupt register.
@@ -174,14 +205,28 @@ impl TreeNic {
     fn read_dcr(&mut self, context: &mut Context<'_>, from: AttachmentId, number: u64) -> Option<u32> {
         let admin = from.0 == ATTACHMENT_ADMIN;
 
-        let value = match number {
+        match number {
+            ARB_RSTAT => Some(self.router_status(context)),
+            _ if (ARB_HD00..ARB_HD00 + ARB_HD_COUNT).contains(&number) => {
+                Some(self.waiting_header(context, number - ARB_HD00))
+            }
+            GLOB_FPTR => Some(self.fifo_pointers()),
+            REC_PRXF => Some(self.or_of_channels(from, admin, Channel::take_receive_exceptions)),
+            INJ_PIXF => Some(self.or_of_channels(from, admin, Channel::take_inject_exceptions)),
+            _ => self.stored_dcr(&context.ports(), number),
+        }
+    }
+
+    /// Returns the value of a device control register that needs no look at the FIFOs. Returns
+    /// `None` if none of that number can be read.
+    fn stored_dcr(&self, ports: &Ports<'_>, number: u64) -> Option<u32> {
+        Some(match number {
             _ if (CLASS_RDR0..CLASS_RDR0 + CLASS_RDR_COUNT).contains(&number) => {
                 let class = 2 * (number - CLASS_RDR0) as usize;
 
                 u32::from(self.router.class(class).0) << 16 | u32::from(self.router.class(class + 1).0)
             }
             ARB_RCFG => self.router.configuration(),
-            ARB_RSTAT => self.router_status(context),
             ARB_XSTAT => {
                 // The router orders its bits port 0, 1, 2, send FIFO from bit 0. The register has
                 // port 2, 1, 0, send FIFO from the top of four bits for each channel.
@@ -192,17 +237,11 @@ impl TreeNic {
 
                 four_bits(VC_SYSTEM) << 28 | four_bits(VC_USER) << 24
             }
-            _ if (ARB_HD00..ARB_HD00 + ARB_HD_COUNT).contains(&number) => {
-                self.waiting_header(context, number - ARB_HD00)
-            }
-            GLOB_FPTR => self.fifo_pointers(),
             GLOB_NADDR => self.config.node_address,
             GLOB_VCFG0 => self.channels[0].config.value(),
             GLOB_VCFG1 => self.channels[1].config.value(),
             REC_PRXEN => self.enabled_exceptions.receive,
             INJ_PIXEN => self.enabled_exceptions.inject,
-            REC_PRXF => self.or_of_channels(from, admin, Channel::take_receive_exceptions),
-            INJ_PIXF => self.or_of_channels(from, admin, Channel::take_inject_exceptions),
             INJ_CSPY0 => self.channels[0].checksums.payload,
             INJ_CSHD0 => self.channels[0].checksums.header,
             INJ_CSPY1 => self.channels[1].checksums.payload,
@@ -213,13 +252,20 @@ impl TreeNic {
                     return None;
                 }
 
-                let ports = context.ports();
                 let retries = |channel| ports.sent(port as u8, channel).retransmissions;
                 (0..VCS).map(retries).sum::<u64>() as u32
             }
-        };
+        })
+    }
 
-        Some(value)
+    /// Returns the exceptions that `from` would read: those of both channels, or of its own alone.
+    fn exceptions_last_seen(&self, from: AttachmentId) -> Exceptions {
+        let of_both_channels = from.0 == ATTACHMENT_ADMIN;
+        let seen = (0..VCS).filter(|&number| of_both_channels || number == channel_of(from));
+        seen.map(|number| self.channels[number].exceptions_last_seen()).fold(
+            Exceptions::default(),
+            |all, one| Exceptions { receive: all.receive | one.receive, inject: all.inject | one.inject },
+        )
     }
 
     /// Returns the OR of the words that `take_word` returns for both channels, or for the channel

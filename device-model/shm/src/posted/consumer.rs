@@ -276,6 +276,26 @@ impl<C: Cells> Consumer<C> {
         (self.consumed & (self.cell_count - 1), phase_of(self.consumed, self.cell_count) == PHASE)
     }
 
+    /// Returns the number of cells of the records that the producer has published and that are not
+    /// popped. It reads their headers, and a client that changes them meanwhile changes the number
+    /// alone, which is at most that of the ring.
+    pub fn count_filled(&self) -> u32 {
+        let mut filled = 0;
+        while filled < self.cell_count {
+            let position = self.consumed.wrapping_add(filled);
+            let header = self.cells.header_acquire(position);
+            if header & PHASE != phase_of(position, self.cell_count) {
+                break;
+            }
+
+            // A malformed record takes one cell.
+            let length = posted::decode(header).length;
+            filled += if length > MAX_DATA { 1 } else { posted::cells(length) as u32 };
+        }
+
+        filled.min(self.cell_count)
+    }
+
     /// Empties the ring. It clears all headers, and restarts at cell 0 with phase 1 and a count of
     /// 0. The caller must publish the count before the producer continues. All records, also one
     /// that was peeked and not popped, are lost.

@@ -101,6 +101,33 @@ fn full_ring_refuses_until_cells_are_consumed() {
 }
 
 #[test]
+fn filled_cells_are_those_of_records_that_were_not_popped() {
+    let (memory, mut producer, mut consumer) = ends();
+    assert_eq!(consumer.count_filled(), 0);
+
+    // Records of three cells, for several laps. A record that was peeked still counts.
+    for _ in 0..3 * MIN_RING_CELLS {
+        producer.try_push(|| consumer.consumed(), 0, 0, &[1; 120]).unwrap();
+        producer.try_push(|| consumer.consumed(), 0, 0, &[2]).unwrap();
+        assert_eq!(consumer.count_filled(), 4);
+        consumer.peek();
+        assert_eq!(consumer.count_filled(), 4);
+        consumer.pop();
+        assert_eq!(consumer.count_filled(), 1);
+        consumer.peek();
+        consumer.pop();
+    }
+
+    // Headers of any kind fill at most the ring.
+    consumer.reset();
+    for cell in 0..MIN_RING_CELLS as u64 {
+        let header = PHASE | (cell % 3 * 500) << posted::LENGTH_SHIFT;
+        memory.u64(cell * CELL as u64).unwrap().store(header, Ordering::Release);
+    }
+    assert_eq!(consumer.count_filled(), MIN_RING_CELLS as u32);
+}
+
+#[test]
 fn position_has_passed_when_all_records_before_it_are_consumed() {
     let (_memory, mut producer, mut consumer) = ends();
 

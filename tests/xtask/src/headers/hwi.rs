@@ -37,9 +37,12 @@ const HEAD: &str = "\
 pub(crate) fn generate(folder: &Path) -> Result<String, Failed> {
     let mut text = HEAD.to_owned();
     for module in modules(folder)? {
-        let _ = write!(text, "\n/* ---- {module} ---- */\n");
-        let found = items_of(folder, &module)?;
-        write_items(&mut text, &[module], &found)?;
+        let mut items = String::new();
+        write_items(&mut items, std::slice::from_ref(&module), &items_of(folder, &module)?)?;
+        // A module without constants and structures, such as that of declarations, has no part.
+        if !items.is_empty() {
+            let _ = write!(text, "\n/* ---- {module} ---- */\n{items}");
+        }
     }
 
     text.push_str("\n#endif /* NICFORGE_HWI_H */\n");

@@ -31,7 +31,7 @@ use nicforge_core::{
 };
 use nicforge_hwi::extoll_atu::{MAX_MAPPINGS, command, nla, page};
 
-pub(crate) use self::registers::{Register, read_register, write_register};
+pub(crate) use self::registers::{Register, write_register};
 use self::{
     quota::{MAPPINGS, Quotas},
     registers::{Registers, Registration},

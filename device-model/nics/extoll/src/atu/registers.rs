@@ -3,7 +3,7 @@
 use nicforge_core::{dma::DmaPermission, ids::AttachmentId};
 use nicforge_hwi::{extoll::error, extoll_atu::command};
 
-use super::CommandStatus;
+use super::{Atu, CommandStatus};
 use crate::{registers::NotWritable, unit::UnitContext};
 
 /// Mask of the page size's number in a command.
@@ -44,21 +44,19 @@ pub(super) struct Registers {
     result: u64,
 }
 
-/// Returns the value of an attachment's register; `None` if it can't be read.
-pub(crate) fn read_register(
-    unit: &UnitContext<'_, '_>,
-    attachment: AttachmentId,
-    register: Register,
-) -> Option<u64> {
-    let registers = unit.parts.atu.registers.get(usize::from(attachment.0))?;
+impl Atu {
+    /// Returns the value of an attachment's register; `None` if it can't be read.
+    pub(crate) fn register_value(&self, attachment: AttachmentId, register: Register) -> Option<u64> {
+        let registers = self.registers.get(usize::from(attachment.0))?;
 
-    match register {
-        Register::Address => Some(registers.address),
-        Register::Pages => Some(registers.pages),
-        Register::Owner => Some(registers.owner),
-        Register::Command => None,
-        Register::Status => Some(registers.status),
-        Register::Result => Some(registers.result),
+        match register {
+            Register::Address => Some(registers.address),
+            Register::Pages => Some(registers.pages),
+            Register::Owner => Some(registers.owner),
+            Register::Command => None,
+            Register::Status => Some(registers.status),
+            Register::Result => Some(registers.result),
+        }
     }
 }
 

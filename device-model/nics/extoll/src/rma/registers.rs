@@ -15,8 +15,8 @@ pub(crate) enum Register {
 
 impl Rma {
     /// Returns the value of an attachment's register; `None` if the attachment does not exist.
-    pub(crate) fn read_register(&mut self, attachment: AttachmentId, register: Register) -> Option<u64> {
-        let notifications = &self.client(attachment)?.notifications;
+    pub(crate) fn register(&self, attachment: AttachmentId, register: Register) -> Option<u64> {
+        let notifications = &self.clients.get(attachment)?.notifications;
         Some(match register {
             Register::Queue(register) => notifications.registers.read(register, notifications.is_enabled()),
             Register::Watchdog => self.watchdog.limit(),

@@ -16,19 +16,8 @@ pub(crate) enum Register {
 
 impl Velo {
     /// Returns the value of an attachment's register; `None` if the attachment does not exist.
-    pub(crate) fn read_register(
-        &mut self,
-        unit: &mut UnitContext<'_, '_>,
-        attachment: AttachmentId,
-        register: Register,
-    ) -> Option<u64> {
-        if register == Register::Taken {
-            // All earlier stores have arrived, so an incomplete message can no longer become
-            // complete.
-            self.give_up_split(unit, attachment);
-        }
-
-        let client = self.client(attachment)?;
+    pub(crate) fn register(&self, attachment: AttachmentId, register: Register) -> Option<u64> {
+        let client = self.clients.get(attachment)?;
         Some(match register {
             Register::Ring(register) => client.registers.read(register, client.ring.is_some()),
             Register::Taken => client.counts.finished(),

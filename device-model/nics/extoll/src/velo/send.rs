@@ -286,7 +286,7 @@ impl Velo {
     }
 
     /// Ends a VPID's incomplete split message, if there is one, as torn.
-    pub(super) fn give_up_split(&mut self, unit: &mut UnitContext<'_, '_>, attachment: AttachmentId) {
+    pub(crate) fn give_up_split(&mut self, unit: &mut UnitContext<'_, '_>, attachment: AttachmentId) {
         let client = self.client(attachment).filter(|client| client.assembly.waiting_since().is_some());
         let Some(client) = client else { return };
 

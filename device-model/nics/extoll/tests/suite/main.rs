@@ -8,6 +8,7 @@ mod atu;
 mod atu_budget;
 mod fair;
 mod rates;
+mod registers;
 mod rma;
 mod rma_packets;
 mod rma_remote;

@@ -7,6 +7,7 @@
 
 use nicforge_core::{
     context::Context,
+    fabric::Ports,
     ids::{Address, AttachmentId},
     posted::Posted,
 };
@@ -75,18 +76,39 @@ impl Unit {
         offset: u64,
         data: &mut [u8],
     ) {
-        let value = match Register::decode(from, offset, data.len()) {
-            Ok(Register::Page(subgroup_id, register)) => self.read_page(network, subgroup_id, register),
-            Ok(Register::Unit(offset)) => self.read_control(offset).ok_or(NO_ADDRESS),
-            Ok(Register::Network(offset)) => {
-                network.read_register(&context.ports(), offset).ok_or(NO_ADDRESS)
-            }
-            Err(reason) => Err(refusal_of(reason)),
-        };
-
-        match value {
+        match self.register_value(network, &context.ports(), from, offset, data.len()) {
             Ok(value) => value.answer_read(data),
             Err(refusal) => self.refuse(refusal, offset),
+        }
+    }
+
+    /// Answers a read of BAR 0 without counting a refusal. Returns false if it is refused.
+    pub(crate) fn peek(
+        &self,
+        network: &NetworkUnit,
+        ports: &Ports<'_>,
+        from: AttachmentId,
+        offset: u64,
+        data: &mut [u8],
+    ) -> bool {
+        let value = self.register_value(network, ports, from, offset, data.len());
+        value.map(|value| value.answer_read(data)).is_ok()
+    }
+
+    /// Returns the value of the register that a read of BAR 0 names.
+    fn register_value(
+        &self,
+        network: &NetworkUnit,
+        ports: &Ports<'_>,
+        from: AttachmentId,
+        offset: u64,
+        length: usize,
+    ) -> Result<u64, Refusal> {
+        match Register::decode(from, offset, length) {
+            Ok(Register::Page(subgroup_id, register)) => self.read_page(network, subgroup_id, register),
+            Ok(Register::Unit(offset)) => self.read_control(offset).ok_or(NO_ADDRESS),
+            Ok(Register::Network(offset)) => network.read_register(ports, offset).ok_or(NO_ADDRESS),
+            Err(reason) => Err(refusal_of(reason)),
         }
     }
 

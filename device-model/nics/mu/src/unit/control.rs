@@ -118,12 +118,12 @@ impl GroupRegister {
 
 impl Unit {
     /// Returns the value of a device control register; `None` if there is none.
-    pub(crate) fn read_control(&mut self, offset: u64) -> Option<u64> {
+    pub(crate) fn read_control(&self, offset: u64) -> Option<u64> {
         if let Some((register, group)) = GroupRegister::decode(offset) {
             return Some(self.read_group(register, group));
         }
-        if let Some(register) = self.control.ranges.register(offset) {
-            return Some(register.get());
+        if let Some(value) = self.control.ranges.value(offset) {
+            return Some(value);
         }
         if let Some(index) = index_in(offset, UPC_MU_COUNTER, counter::COUNT) {
             return Some(self.counters[index]);

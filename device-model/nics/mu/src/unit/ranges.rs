@@ -104,7 +104,27 @@ impl Ranges {
         Permission { ranges: self, is_system, access, permits_all }
     }
 
-    /// Returns the register at an offset; `None` if it is not one of these.
+    /// Returns the value of the register at an offset; `None` if it is not one of these.
+    pub(crate) fn value(&self, offset: u64) -> Option<u64> {
+        match offset {
+            USR_INJ_RANGE => return Some(self.users.read_only),
+            SYS_INJ_RANGE => return Some(self.system.read_only),
+            _ => {}
+        }
+
+        let (users, system) = (&self.users.ranges, &self.system.ranges);
+        if let Some(index) = index_in(offset, MIN_USR_ADDR_RANGE, USR_RANGES) {
+            Some(users[index].first)
+        } else if let Some(index) = index_in(offset, MAX_USR_ADDR_RANGE, USR_RANGES) {
+            Some(users[index].last)
+        } else if let Some(index) = index_in(offset, MIN_SYS_ADDR_RANGE, SYS_RANGES) {
+            Some(system[index].first)
+        } else {
+            index_in(offset, MAX_SYS_ADDR_RANGE, SYS_RANGES).map(|index| system[index].last)
+        }
+    }
+
+    /// Returns the register at an offset, for a write; `None` if it is not one of these.
     pub(crate) fn register(&mut self, offset: u64) -> Option<RangeRegister<'_>> {
         match offset {
             USR_INJ_RANGE => {
@@ -165,11 +185,6 @@ pub(crate) struct RangeRegister<'a> {
 }
 
 impl RangeRegister<'_> {
-    /// Returns the value.
-    pub(crate) fn get(&self) -> u64 {
-        *self.value
-    }
-
     /// Sets the bits that exist.
     pub(crate) fn set(self, value: u64) {
         *self.value = value & self.mask;

@@ -1,5 +1,6 @@
 //! Accesses to registers: widths, rights, and what they change.
 
+use nicforge_core::register::show;
 use nicforge_hwi::{
     mu::{DEVICE_CONTROL, NO_BASE_ADDRESS, PAGE, SUBGROUPS, atomic, interrupt, reg},
     mu_dcr::{XS_ERR_INFO, error, errors},
@@ -119,4 +120,28 @@ fn a_node_has_as_many_attachments_as_the_options_say() {
     let names: Vec<_> = spec.attachments.iter().map(|attachment| attachment.name.as_str()).collect();
     assert_eq!((names[0], names[1], names[64], names.len()), ("kernel", "s0", "s63", 65));
     assert_eq!(SUBGROUPS, 68);
+}
+
+#[test]
+fn declared_registers_show_what_software_reads() {
+    let (mut rig, [user, _]) = Rig::pair();
+    let kernel = rig.kernel(0);
+    // An access that is refused, which leaves its error behind.
+    user.client.read32(&mut rig.bed, 0, reg::BASE_ADDRESS);
+
+    let compared = user.client.compare_peeks(&mut rig.bed);
+    for name in ["INJ_START", "REC_FREE_SPACE", "IS_ENABLED", "BASE_ADDRESS", "BARRIER_STATUS", "NODE"] {
+        assert!(compared.contains(&name), "{name} is not in {compared:?}");
+    }
+    assert!(!compared.contains(&"SYS_BARRIER"), "only the kernel has it: {compared:?}");
+
+    let compared = kernel.client.compare_peeks(&mut rig.bed);
+    for name in
+        ["RMFIFO_EN", "MAX_USR_ADDR_RANGE", "SLAVE_PORT_STATE", "XS_ERR_INFO", "ND_COORDS", "ND_SE_TOKENS"]
+    {
+        assert!(compared.contains(&name), "{name} is not in {compared:?}");
+    }
+    let state = kernel.control(&mut rig.bed, errors::SLAVE_PORT).to_le_bytes();
+    let shown = show(rig.bed.registers(user.client.function), 0, DEVICE_CONTROL + errors::SLAVE_PORT, &state);
+    assert_eq!(shown.to_string(), "SLAVE_PORT_STATE 0x0000000000400000 SIZE");
 }

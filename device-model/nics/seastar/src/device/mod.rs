@@ -17,13 +17,15 @@ use nicforge_core::{
     context::Context,
     device::{Counter, Device, Ended, Progress, Reset, Write},
     dma::DmaError,
+    fabric::Ports,
     ids::{Address, AttachmentId, DmaToken},
+    register::Register,
     spec::{AttachmentSpec, FunctionSpec, Identity, NicSizes},
     time::Nanos,
 };
 use nicforge_hwi::{
     pci,
-    seastar::{self, REGISTERS, RING_CELLS, firmware, mirror, reg, vector, window},
+    seastar::{self, REGISTER_MAP, REGISTERS, RING_CELLS, firmware, mirror, reg, vector, window},
 };
 use nicforge_kit::{AttachmentSet, RegisterValue};
 use nicforge_network::router::{FifoSpec, Router, RouterSpec};
@@ -395,10 +397,20 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         context.wake_at(Nanos::ZERO);
     }
 
-    fn read(&mut self, _: &mut Context<'_>, _: AttachmentId, at: Address, data: &mut [u8]) {
-        if at.bar == 0 && at.offset == reg::IDENTITY {
+    fn registers(&self) -> &'static [Register] {
+        REGISTER_MAP
+    }
+
+    fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
+        self.peek(&context.ports(), from, at, data);
+    }
+
+    fn peek(&self, _: &Ports<'_>, _: AttachmentId, at: Address, data: &mut [u8]) -> bool {
+        let is_identity = at.bar == 0 && at.offset == reg::IDENTITY;
+        if is_identity {
             reg::IDENTITY_VALUE.answer_read(data);
         }
+        is_identity
     }
 
     fn write(&mut self, _: &mut Context<'_>, _: AttachmentId, _: Address, _: &[u8]) -> Write {

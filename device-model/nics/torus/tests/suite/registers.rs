@@ -123,3 +123,25 @@ fn a_reset_of_the_function_clears_error_counters() {
     rig.run();
     assert_eq!(control(&mut rig, kernel, dcr::RE_BADHDR_FULLFIFO), 1);
 }
+
+#[test]
+fn declared_registers_show_what_software_reads() {
+    let mut rig = Rig::torus([4, 2, 1]);
+    let mut sender = rig.core(0, 0);
+    let receiver = rig.core(1, 1);
+    let kernel = rig.kernel(1);
+    let header = rig.to(1);
+    assert!(rig.try_send(&mut sender, 0, header, &payload(1, 8)));
+    rig.run();
+
+    for client in [sender.id, receiver.id] {
+        let compared = client.compare_peeks(&mut rig.machine);
+        for name in ["STATUS", "OTHER_STATUS_HIGH", "INJECTION_TAIL", "INTERRUPT_STATUS", "PRESENCE"] {
+            assert!(compared.contains(&name), "{name} is not in {compared:?}");
+        }
+    }
+    let compared = kernel.compare_peeks(&mut rig.machine);
+    for name in ["CTRL_COORDS_NODE", "CTRL_WM", "STAT_SEND_TOK", "STAT_CKSUM_INJ", "RE_SEND_RETRY"] {
+        assert!(compared.contains(&name), "{name} is not in {compared:?}");
+    }
+}

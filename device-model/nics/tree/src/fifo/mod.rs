@@ -396,7 +396,13 @@ impl Channel {
 
     /// Returns the errors, and the watermarks as of now.
     fn exceptions(&mut self) -> Exceptions {
-        let send_count = self.send_count();
+        self.send_count();
+        self.exceptions_last_seen()
+    }
+
+    /// Returns the errors, and the watermarks as of the last look at the FIFOs.
+    pub(crate) fn exceptions_last_seen(&self) -> Exceptions {
+        let send_count = self.send.known_count();
         self.events.exceptions(FillComparison::of(self.config, &self.receive, &self.send, send_count))
     }
 
@@ -416,15 +422,25 @@ impl Channel {
 
     /// Returns the vectors whose condition holds, one bit for each vector.
     pub(crate) fn conditions(&mut self, enabled: Exceptions) -> u32 {
-        let exceptions = self.exceptions();
-        events::conditions(exceptions, enabled, self.receive.irq_count() > 0)
+        self.send_count();
+        self.conditions_last_seen(enabled)
+    }
+
+    /// Returns the same as [`Channel::conditions`], as of the last look at the FIFOs.
+    pub(crate) fn conditions_last_seen(&self, enabled: Exceptions) -> u32 {
+        events::conditions(self.exceptions_last_seen(), enabled, self.receive.irq_count() > 0)
     }
 
     /// Returns the port's status word. It does not count quads and headers that the port has
     /// popped.
     pub(crate) fn status(&mut self) -> u32 {
-        let send_count = self.send_count();
-        self.port.status(&self.receive, send_count)
+        self.send_count();
+        self.status_last_seen()
+    }
+
+    /// Returns the port's status word, as of the last look at the FIFOs.
+    pub(crate) fn status_last_seen(&self) -> u32 {
+        self.port.status(&self.receive, self.send.known_count())
     }
 
     /// Stores the words of the mirror that have changed, and requests an interrupt for a watermark

@@ -1,6 +1,7 @@
 //! The trapped port and the device control registers.
 
 use crate::common::{Client, Payload, Rig, irq_to, payload, to};
+use nicforge_core::register::show;
 use nicforge_hwi::{
     tree::{Header, PAYLOAD, mirror},
     tree_dcr::{
@@ -373,4 +374,27 @@ fn a_blocked_source_shows_in_the_extended_status() {
 
     assert_eq!(rig.read32(&admin, dcr(ARB_XSTAT)), 0b0010 << 24);
     assert_eq!(rig.counter(1, "vc1_stalls"), 1);
+}
+
+#[test]
+fn declared_registers_show_what_software_reads() {
+    let mut rig = Rig::psets(&[1]);
+    let (io, compute, admin) = (rig.core(0), rig.core(1), rig.admin(1));
+    rig.write32(&admin, dcr(ARB_RCFG), rcfg::TGT00 >> 1);
+    rig.send_all(&io, &[(to(1), payload(1)), (to(1), payload(2))]);
+    // A header and a quad are popped, and a read at no register sets an error bit.
+    rig.read32(&compute, port::HR);
+    rig.read::<16>(&compute, port::DR);
+    rig.read32(&compute, dcr(0x7f));
+
+    for client in [&compute, &admin] {
+        let compared = client.id().compare_peeks(&mut rig.machine);
+        for name in ["SX", "SO", "CLASS_RDR", "ARB_RCFG", "REC_PRXF", "INJ_PIXF", "GI_STATE", "INT_STATUS"] {
+            assert!(compared.contains(&name), "{name} is not in {compared:?}");
+        }
+    }
+
+    let registers = rig.machine.registers(compute.function);
+    let value = rig.read32(&admin, dcr(ARB_RCFG)).to_le_bytes();
+    assert_eq!(show(registers, 0, dcr(ARB_RCFG), &value).to_string(), "ARB_RCFG 0x10000000 TGT01");
 }
