@@ -5,8 +5,9 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, Subcommand};
 use nicforge_engine::{EngineConfig, EventLoopKind, Quotas};
 use nicforge_family::Families;
+use nicforge_trace::{Kind, Selection};
 
-use crate::{access::SocketGrant, boot, failure::Failure, run, serve, stat, vm};
+use crate::{access::SocketGrant, boot, failure::Failure, run, serve, stat, trace, vm};
 
 /// The commands of every program made from [`crate::App`].
 #[derive(Debug, Subcommand)]
@@ -22,9 +23,14 @@ pub(crate) enum Command {
     Vm(vm::VmOptions),
     /// Show what a served machine is doing.
     Stat(StatArguments),
+    /// Show register accesses, DMA, interrupts and packets of a served machine, as they happen.
+    Trace(TraceArguments),
     /// Reset a node of a served machine, whatever its programs did.
     Reset(ResetArguments),
 }
+
+/// Events that are kept for `--trace` until they are written, and by default for `trace`.
+const TRACE_RECORDS: usize = 1 << 16;
 
 /// Where and how to serve.
 #[derive(Clone, Debug, Args)]
@@ -42,10 +48,41 @@ pub struct ServeOptions {
     /// in].
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub mapped_limit: Option<u64>,
+    /// Write what crosses the boundary of the devices to this file, until the end: register
+    /// accesses, DMA, interrupts, packets. A name that ends with .json is written for Perfetto's
+    /// UI, any other one as text.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Keep this many of the last such events, of about 200 bytes each, for `trace --last`.
+    #[arg(long, value_name = "EVENTS")]
+    pub trace_ring: Option<usize>,
+    /// Write the packets at these ports to a pcapng file, which Wireshark reads: nic0:0=ping.pcapng,
+    /// or nic0:0,nic1:0=all.pcapng with an interface for each; may be given several times.
+    #[arg(long = "capture", value_name = "NODE:PORT,...=FILE", value_parser = parse_capture)]
+    pub captures: Vec<CaptureOption>,
     /// Seconds from which on a system call of the engine for a client is charged to the client.
     /// An emulator may take the engine's processor away for that long.
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, hide = true)]
     pub long_call: Option<Duration>,
+}
+
+/// Ports whose packets are captured, and the file for them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CaptureOption {
+    /// The ports, each as `NODE:PORT`.
+    pub ports: Vec<String>,
+    /// The file.
+    pub file: PathBuf,
+}
+
+/// Parses ports and the file for their packets.
+fn parse_capture(text: &str) -> Result<CaptureOption, String> {
+    match text.split_once('=') {
+        Some((ports, file)) if !ports.is_empty() && !file.is_empty() => {
+            Ok(CaptureOption { ports: ports.split(',').map(str::to_owned).collect(), file: file.into() })
+        }
+        _ => Err("write ports and a file, such as nic0:0=ping.pcapng".into()),
+    }
 }
 
 /// Parses a number of bytes with an optional unit: K, M, G or T.
@@ -67,7 +104,20 @@ fn parse_size(text: &str) -> Result<u64, String> {
 impl ServeOptions {
     /// Returns options with sockets in `dir` or in the default directory.
     pub fn new(dir: Option<PathBuf>, event_loop: EventLoop) -> Self {
-        Self { dir, event_loop, mapped_limit: None, long_call: None }
+        Self {
+            dir,
+            event_loop,
+            mapped_limit: None,
+            trace: None,
+            trace_ring: None,
+            captures: Vec::new(),
+            long_call: None,
+        }
+    }
+
+    /// Returns the number of events that the machine keeps, if it keeps any.
+    pub(crate) fn trace_records(&self) -> Option<usize> {
+        self.trace_ring.or(self.trace.as_ref().map(|_| TRACE_RECORDS))
     }
 
     /// Returns the engine's configuration.
@@ -283,6 +333,62 @@ pub(crate) struct StatArguments {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct TraceArguments {
+    #[command(flatten)]
+    served: Served,
+    /// Nodes and attachments to show, such as cn0 or cn0.core1 [default: all].
+    #[arg(value_name = "NODE[.ATTACHMENT]")]
+    sources: Vec<String>,
+    /// Kinds of events to show: client, reset, read, write, posted, stall, interrupt, dma, packet,
+    /// device [default: all].
+    #[arg(long = "kind", value_name = "KIND,...", value_delimiter = ',', value_parser = parse_kind)]
+    kinds: Vec<Kind>,
+    /// Show accesses of this register alone, by its name; may be given several times.
+    #[arg(long = "register", value_name = "NAME")]
+    registers: Vec<String>,
+    /// Show the last events that a server with --trace-ring has kept, and end.
+    #[arg(long, value_name = "EVENTS", conflicts_with = "duration")]
+    last: Option<usize>,
+    /// Show nothing until an event is an error, then the events from that many before it on.
+    #[arg(long, value_name = "EVENTS", num_args = 0..=1, default_missing_value = "50")]
+    since_error: Option<usize>,
+    /// End after this many seconds (0.05 to 86400) instead of at Ctrl-C.
+    #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
+    duration: Option<Duration>,
+    /// Write a file for Perfetto's UI instead of text.
+    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    perfetto: Option<PathBuf>,
+    /// Print one JSON object for each event.
+    #[arg(long)]
+    json: bool,
+    /// Events that the server keeps until they are read.
+    #[arg(long, value_name = "EVENTS", default_value_t = TRACE_RECORDS)]
+    records: usize,
+}
+
+impl From<TraceArguments> for trace::Options {
+    fn from(arguments: TraceArguments) -> Self {
+        let TraceArguments { sources, kinds, registers, .. } = arguments;
+        Self {
+            selection: Selection { sources, kinds, registers },
+            perfetto: arguments.perfetto,
+            json: arguments.json,
+            last: arguments.last,
+            before_error: arguments.since_error,
+            duration: arguments.duration,
+            records: arguments.records,
+        }
+    }
+}
+
+/// Parses a kind of events.
+fn parse_kind(text: &str) -> Result<Kind, String> {
+    let names = Kind::ALL.map(Kind::name);
+    let position = names.iter().position(|name| *name == text);
+    position.map(|position| Kind::ALL[position]).ok_or_else(|| format!("the kinds are {}", names.join(", ")))
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct ResetArguments {
     #[command(flatten)]
     served: Served,
@@ -317,6 +423,7 @@ pub(crate) fn carry_out(command: Command, families: &Families) -> Result<u8, Fai
                 host_based: arguments.host_based,
                 profile: arguments.profile,
                 seed: arguments.seed,
+                trace: arguments.options.trace,
                 json: arguments.json,
             };
             run::in_virtual_time(&arguments.machine, &options, &arguments.programs)
@@ -336,6 +443,10 @@ pub(crate) fn carry_out(command: Command, families: &Families) -> Result<u8, Fai
         Command::Vm(options) => vm::main(options),
         Command::Stat(arguments) => {
             stat::main(&arguments.served.directory, arguments.every, arguments.json, arguments.attachments)
+        }
+        Command::Trace(arguments) => {
+            let directory = arguments.served.directory.clone();
+            trace::main(&directory, &arguments.into())
         }
         Command::Reset(arguments) => stat::reset(&arguments.served.directory, &arguments.node),
     }

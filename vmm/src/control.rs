@@ -20,6 +20,7 @@ use std::{
 };
 
 use nicforge_engine::{EngineError, Listener, SocketAccess, SocketFile, SocketPlace};
+use nicforge_trace::{Entry, Selection};
 use nicforge_vfio_user::socket::connect_within;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -61,6 +62,36 @@ pub enum Request {
         /// The node's name.
         node: String,
     },
+    /// Trace the machine.
+    Trace(TraceRequest),
+}
+
+/// A request about the trace of a machine. One client at a time traces.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TraceRequest {
+    /// Begin a trace.
+    Start {
+        /// The events.
+        selection: Selection,
+        /// Number of records that the server keeps until they are read.
+        records: usize,
+        /// Begin with this many records of those that the server keeps anyway.
+        last: Option<usize>,
+    },
+    /// Return the next events of a trace. A trace for which no client asks within five seconds
+    /// ends.
+    Read {
+        /// Number of the trace.
+        trace: u64,
+        /// Number of the first record.
+        from: u64,
+    },
+    /// End a trace.
+    Stop {
+        /// Number of the trace.
+        trace: u64,
+    },
 }
 
 /// The answer to a request.
@@ -69,6 +100,26 @@ pub enum Request {
 pub enum Response {
     /// The answer to [`Request::Stat`].
     Stat(MachineSnapshot),
+    /// The answer to [`TraceRequest::Start`].
+    TraceStarted {
+        /// Number of the trace.
+        trace: u64,
+        /// Number of its first record.
+        from: u64,
+        /// Number of the next record that the machine will make.
+        next: u64,
+    },
+    /// The answer to [`TraceRequest::Read`].
+    Trace {
+        /// The events, oldest first.
+        entries: Vec<Entry>,
+        /// Records that were overwritten before this request.
+        lost: u64,
+        /// Number of the first record of the next request.
+        next: u64,
+        /// Whether there are more already.
+        has_more: bool,
+    },
     /// The request was carried out.
     Done,
     /// The request was not carried out.
@@ -87,7 +138,10 @@ impl Response {
     fn escape_texts(&mut self) {
         match self {
             Self::Stat(snapshot) => snapshot.escape_texts(),
-            Self::Done => {}
+            Self::Trace { entries, .. } => {
+                entries.iter_mut().flat_map(Entry::texts_mut).for_each(escape::put_in_one_line);
+            }
+            Self::Done | Self::TraceStarted { .. } => {}
             Self::Refused { message, is_usage_error: _ } => escape::put_in_one_line(message),
         }
     }

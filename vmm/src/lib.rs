@@ -30,6 +30,7 @@ pub mod serve;
 pub mod signals;
 pub mod stat;
 pub mod table;
+pub mod trace;
 mod vm;
 
 pub use clap;

@@ -4,7 +4,10 @@
 //! `--NODE`, the role or name of a node, and contains the command for it. A single section without
 //! a target runs on every node that no other section names.
 
-use std::{ffi::OsString, path::Path};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 use nicforge_family::{Families, Role};
 use nicforge_machine::build::{Built, Node};
@@ -104,6 +107,7 @@ pub(crate) struct VirtualOptions {
     pub(crate) host_based: bool,
     pub(crate) profile: Option<String>,
     pub(crate) seed: Option<u64>,
+    pub(crate) trace: Option<PathBuf>,
     pub(crate) json: bool,
 }
 
@@ -116,6 +120,9 @@ impl VirtualOptions {
 
         if let Some(profile) = &self.profile {
             arguments.extend(["--profile".into(), profile.into()]);
+        }
+        if let Some(path) = &self.trace {
+            arguments.extend(["--trace".into(), path.into()]);
         }
         if let Some(seed) = self.seed {
             arguments.extend(["--seed".into(), seed.to_string().into()]);

@@ -4,6 +4,7 @@
 mod control;
 #[cfg(test)]
 mod tests;
+mod tracer;
 
 use std::{
     path::{Path, PathBuf},
@@ -26,8 +27,10 @@ use nicforge_machine::{
     build::{Built, Node, NodeAttachment, build},
     description,
 };
+use nicforge_trace::Names;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use self::tracer::{CaptureFile, TraceFile, Tracer};
 use crate::{
     access::{SocketGrant, SocketRules},
     cli::ServeOptions,
@@ -56,6 +59,10 @@ pub struct Served {
     event_loop: &'static str,
     stop: Stop,
     handle: EngineHandle,
+    /// The file of the trace, until the end.
+    trace: Option<TraceFile>,
+    /// The files of the captures, until the end.
+    captures: Vec<CaptureFile>,
     /// The control socket, until the end.
     control: Option<ControlServer>,
     /// The engine's thread, until the end.
@@ -171,7 +178,7 @@ impl Served {
     /// directory is removed.
     fn start_in(
         directory: ServedDirectory,
-        machine: Machine,
+        mut machine: Machine,
         built: Arc<Built>,
         options: &ServeOptions,
         rules: &SocketRules,
@@ -190,6 +197,13 @@ impl Served {
 
         let identities = identities(&machine);
 
+        let kept = options.trace_records();
+        if let Some(records) = kept {
+            tracer::keep_records(&mut machine, records);
+        }
+        options.captures.iter().try_for_each(|option| tracer::capture(&mut machine, option))?;
+        let names = Names::of(&mut machine);
+
         descriptors::raise();
         let config = options.engine();
         let mut engine = Engine::new(machine, config).context(|| "the engine".into())?;
@@ -200,7 +214,8 @@ impl Served {
         // directory.
         let control = ControlServer::start(directory.control_place(), {
             let (built, handle) = (built.clone(), handle.clone());
-            move |request| control::answer(&built, &handle, &request)
+            let tracer = Tracer::new(handle.clone(), kept.is_some());
+            move |request| control::answer(&built, &handle, &tracer, &request)
         })?;
 
         let mut sockets = Vec::new();
@@ -210,6 +225,12 @@ impl Served {
             sockets.push(socket.context(|| format!("can't serve {}", path.display()))?);
         }
 
+        let trace = options.trace.as_deref();
+        let trace = trace.map(|path| TraceFile::start(path, names, handle.clone())).transpose()?;
+        let files = options.captures.iter().enumerate();
+        let captures = files
+            .map(|(number, option)| CaptureFile::start(number, &option.file, handle.clone()))
+            .collect::<Result<_, _>>()?;
         let event_loop = engine.event_loop_name();
         let engine = Some(EngineThread::start(engine, stop.clone())?);
 
@@ -221,6 +242,8 @@ impl Served {
             event_loop,
             stop,
             handle,
+            trace,
+            captures,
             control: Some(control),
             engine,
         })
@@ -278,6 +301,9 @@ impl Served {
         self.control = None;
         self.sockets.drain(..).for_each(|socket| socket.remove());
         self.directory.remove_created();
+        // What has been recorded is written while the engine still answers.
+        self.trace = None;
+        self.captures.clear();
 
         self.stop.stop();
         self.engine.take().map_or(Ok(()), EngineThread::wait)

@@ -289,7 +289,7 @@ pub fn reset(directory: &Path, node: &str) -> Result<u8, Failure> {
 }
 
 /// Returns a machine's directory, from its path or from the machine's name.
-fn find_directory(target: &Path) -> Result<Directory, Failure> {
+pub(crate) fn find_directory(target: &Path) -> Result<Directory, Failure> {
     match target.to_str() {
         // A folder of that name may belong to something else, so it must contain a served machine.
         Some(name) if !name.contains('/') && !Directory::is_served(target) => {
@@ -300,7 +300,7 @@ fn find_directory(target: &Path) -> Result<Directory, Failure> {
 }
 
 /// Returns the failure for an answer that does not fit the request, or refuses it.
-fn unexpected_answer(response: &Response) -> Failure {
+pub(crate) fn unexpected_answer(response: &Response) -> Failure {
     match response {
         Response::Refused { message, .. } => Failure::environment(message.clone()),
         _ => Failure::environment("the server gave an answer that does not fit; is it another version?"),

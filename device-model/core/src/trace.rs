@@ -9,9 +9,9 @@
 //! the machine are no events: stores to mapped memory, and a device's accesses by a lease
 //! ([`crate::dma::Lease`]).
 
+pub use crate::fabric::Crossing;
 use crate::{
     dma::{DmaError, WordUpdate},
-    fabric::{Direction, LinkId},
     ids::{Address, AttachmentId, FunctionId},
     interrupt::Raised,
     time::Nanos,
@@ -108,30 +108,6 @@ pub enum Event<'a> {
         /// Named values.
         values: &'a [(&'static str, u64)],
     },
-}
-
-/// A packet on its way over a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Crossing<'a> {
-    /// The link.
-    pub link: LinkId,
-    /// The direction in which the packet crosses it.
-    pub direction: Direction,
-    /// Number of the virtual channel.
-    pub channel: u8,
-    /// Number of the packet: the same on all links that it crosses, and for copies that a router
-    /// makes of it after the first link.
-    pub packet: u64,
-    /// The word that the NIC sends with it: see [`crate::fabric::Contents::header`].
-    pub header: u64,
-    /// Time at which the packet's last byte arrives, if the receiver has room to show it.
-    pub arrives: Nanos,
-    /// Number of transmissions that had to be repeated.
-    pub repeats: u64,
-    /// Length of the packet in bytes.
-    pub length: usize,
-    /// The first bytes, as many as the tap keeps.
-    pub data: &'a [u8],
 }
 
 /// A receiver of trace events.

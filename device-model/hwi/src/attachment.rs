@@ -8,6 +8,8 @@ pub const MAX_RINGS: usize = 8;
 
 /// Offsets in the control page (trapped, 32-bit accesses).
 pub mod control {
+    use crate::register::{Access, Field, Register};
+
     /// Write, any value: requests that the engine poll this attachment's mapped memory soon. A
     /// client writes it after a store if it finds [`super::mirror::SLEEPING`] set.
     pub const WAKE: u64 = 0x00;
@@ -27,6 +29,17 @@ pub mod control {
     pub const ATTACHMENT: u64 = 0x14;
     /// Size of the page in bytes.
     pub const SIZE: u64 = 0x1000;
+
+    /// The declarations of the registers, with offsets in the page.
+    pub static REGISTER_MAP: &[Register] = &[
+        Register::new("WAKE", 0, WAKE, 4, Access::WriteOnly),
+        Register::new("RING_RESET", 0, RING_RESET, 4, Access::WriteOnly),
+        Register::rw32("RING_SELECT", 0, RING_SELECT),
+        Register::ro32("RING_STATE", 0, RING_STATE)
+            .fields(&[Field::bits("CELL", 30, 0), Field::bit("PHASE", 31)]),
+        Register::ro32("GENERATION", 0, GENERATION),
+        Register::ro32("ATTACHMENT", 0, ATTACHMENT),
+    ];
 }
 
 /// Offsets in the mirror page. Clients map it read-only; the engine writes it and never reads it

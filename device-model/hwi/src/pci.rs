@@ -2,6 +2,8 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::register::{Field, Register};
+
 /// Vendor id of every nicforge function. At the time of writing, the PCI-SIG has not assigned it to
 /// any member. A device that imitates an existing card uses that card's ids instead.
 pub const VENDOR_ID: u16 = 0x1efc;
@@ -87,3 +89,12 @@ pub struct AttachmentCapability {
 }
 
 const _: () = assert!(size_of::<AttachmentCapability>() == 28);
+
+/// The declarations of an MSI-X table of the most vectors, with offsets in the table (PCI Local Bus
+/// Specification 3.0, 6.8.2.6 to 6.8.2.9).
+pub static MSIX_REGISTER_MAP: &[Register] = &[
+    Register::rw32("MSIX_ADDRESS", 0, 0x0).array(2048, 16),
+    Register::rw32("MSIX_UPPER_ADDRESS", 0, 0x4).array(2048, 16),
+    Register::rw32("MSIX_DATA", 0, 0x8).array(2048, 16),
+    Register::rw32("MSIX_CONTROL", 0, 0xc).array(2048, 16).fields(&[Field::bit("MASKED", 0)]),
+];

@@ -66,6 +66,10 @@ pub struct Arguments {
     /// The seed of all random numbers. The same seed gives the same output.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
+    /// Write what crosses the boundary of the cards to this file. A name that ends with .json is
+    /// written for Perfetto's UI, any other one as text.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
     /// Print the result as JSON.
     #[arg(long)]
     pub json: bool,
@@ -299,6 +303,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     // The user ends a program that takes too long.
     cluster.limit = Duration::MAX;
     cluster.interrupted = Interrupted::new(&interrupted);
+    cluster.trace.clone_from(&arguments.trace);
 
     let per_node = if arguments.per_core { cluster.vpids() } else { 1 };
     let ranks = cluster.nodes() * usize::from(per_node);

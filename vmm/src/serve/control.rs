@@ -1,10 +1,11 @@
 //! Answers to requests about a served machine: its state, and resets of nodes.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use nicforge_engine::{EngineHandle, EngineSnapshot, FunctionSnapshot};
 use nicforge_machine::build::{Built, Node, NodeAttachment, NodeFunction};
 
+use super::tracer::Tracer;
 use crate::{
     control::{Request, Response},
     host_load,
@@ -22,12 +23,18 @@ fn refused(message: String) -> Response {
 }
 
 /// Answers a request of the control socket.
-pub(super) fn answer(built: &Built, handle: &EngineHandle, request: &Request) -> Response {
+pub(super) fn answer(
+    built: &Built,
+    handle: &EngineHandle,
+    tracer: &Arc<Tracer>,
+    request: &Request,
+) -> Response {
     match request {
         Request::Stat => match snapshot(built, handle) {
             Ok(snapshot) => Response::Stat(snapshot),
             Err(message) => refused(message),
         },
+        Request::Trace(request) => tracer.answer(request),
         Request::Reset { node } => match built.node(node) {
             Some(node) => reset(node, handle),
             None => {

@@ -7,6 +7,7 @@ mod ends;
 mod held;
 mod owners;
 mod places;
+mod traced;
 
 use std::{
     io::{BufRead, BufReader, Read, Write},

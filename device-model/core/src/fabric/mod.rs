@@ -65,6 +65,7 @@ pub use self::{
     packet::{Contents, Packet},
     ports::{PortChannel, Ports},
     rows::{Arrivals, ForwardedRow, Run},
+    tap::Crossing,
     wires::{Combine, GI_WIRES, WireState},
 };
 use self::{
@@ -78,7 +79,7 @@ use self::{
     wake::WakeQueue,
     wires::Wire,
 };
-use crate::{ids::FunctionId, time::Nanos, trace::Crossing};
+use crate::{ids::FunctionId, time::Nanos};
 
 /// Limit of function numbers: a fabric takes numbers below this.
 pub const MAX_FUNCTIONS: u32 = 1 << 16;

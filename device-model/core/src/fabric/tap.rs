@@ -1,11 +1,35 @@
 //! Taps: what a trace sees of the packets on links.
 
 use super::{Direction, LinkId, Packet};
-use crate::{time::Nanos, trace::Crossing};
+use crate::time::Nanos;
 
 /// Largest number of packets that wait for the trace. The machine takes them after each call of a
 /// device, so that only a fabric without a trace gets that far.
 const MAX_WAITING: usize = 4096;
+
+/// A packet on its way over a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Crossing<'a> {
+    /// The link.
+    pub link: LinkId,
+    /// The direction in which the packet crosses it.
+    pub direction: Direction,
+    /// Number of the virtual channel.
+    pub channel: u8,
+    /// Number of the packet: the same on all links that it crosses, and for copies that a router
+    /// makes of it after the first link.
+    pub packet: u64,
+    /// The word that the NIC sends with it: see [`super::Contents::header`].
+    pub header: u64,
+    /// Time at which the packet's last byte arrives, if the receiver has room to show it.
+    pub arrives: Nanos,
+    /// Number of transmissions that had to be repeated.
+    pub repeats: u64,
+    /// Length of the packet in bytes.
+    pub length: usize,
+    /// The first bytes, as many as the tap keeps.
+    pub data: &'a [u8],
+}
 
 /// The packets that were put on tapped links since the trace has taken them last.
 #[derive(Debug, Default)]

@@ -13,7 +13,14 @@ pub mod programs;
 mod seastar;
 pub mod torus;
 
-use std::{cell::RefCell, path::Path, rc::Rc, time::Duration};
+use std::{
+    cell::RefCell,
+    fs::File,
+    io::{self, BufWriter},
+    path::{Path, PathBuf},
+    rc::Rc,
+    time::Duration,
+};
 
 use nicforge::failure::Failure;
 use nicforge_bgl_transport::Error as BglTransportError;
@@ -35,6 +42,7 @@ use nicforge_portals::{Error as PortalsError, Mode};
 use nicforge_portals_mpi::Error as PortalsMpiError;
 use nicforge_seastar::family::NODE as SEASTAR;
 use nicforge_torus::family::NODE as TORUS;
+use nicforge_trace::Stream;
 use thiserror::Error;
 
 use crate::{
@@ -75,6 +83,14 @@ pub enum ClusterError {
     NoExtoll {
         /// The machine's name.
         name: String,
+    },
+    /// The trace could not be written.
+    #[error("the trace {}: {reason}", path.display())]
+    Trace {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        reason: io::Error,
     },
     /// A node has fewer VPIDs, processes or subgroups than ranks.
     #[error("node {node} has {vpids} VPIDs, processes or subgroups, too few for {ranks} ranks")]
@@ -216,6 +232,9 @@ pub struct Cluster<'a> {
     pub profile: Profile,
     /// Determines the random numbers of libraries and programs, and how late each rank starts.
     pub seed: u64,
+    /// File for the trace of the cards, in the form that its name asks for
+    /// ([`nicforge_trace::Format::of_file`]): none, unless it is set.
+    pub trace: Option<PathBuf>,
     /// Virtual time after which a program counts as stuck: 60 s, unless it is set.
     pub limit: Duration,
     /// The check of whether the user has ended the run: never, unless it is set.
@@ -266,7 +285,17 @@ impl Cluster<'_> {
             return Err(ClusterError::NoCards { name: built.name });
         }
         let interrupted = Interrupted::default();
-        Ok(Self { plan, nodes, name: built.name, cards, profile, seed, limit: LIMIT, interrupted })
+        Ok(Self {
+            plan,
+            nodes,
+            name: built.name,
+            cards,
+            profile,
+            seed,
+            trace: None,
+            limit: LIMIT,
+            interrupted,
+        })
     }
 
     /// Returns the name of the machine.
@@ -325,7 +354,11 @@ impl Cluster<'_> {
         per_node: u16,
         body: impl Fn(RankSite) -> Result<R, RankError> + 'static,
     ) -> Result<(Vec<R>, Picos), ClusterError> {
-        let (machine, built) = build::build(&self.plan)?;
+        let (mut machine, built) = build::build(&self.plan)?;
+        if let Some(path) = &self.trace {
+            Stream::begin(&mut machine, path)
+                .map_err(|reason| ClusterError::Trace { path: path.clone(), reason })?;
+        }
         let mut world = World::new(machine, self.seed);
         let body = Rc::new(body);
         let outcomes: Rc<RefCell<Vec<RankResult<R>>>> = Rc::default();
@@ -356,6 +389,11 @@ impl Cluster<'_> {
         // The other ranks would wait for ever for one that has failed, so its failure ends the run.
         let has_failed = || outcomes.borrow().iter().any(|(_, outcome)| outcome.is_err());
         let run_result = world.run_unless(self.limit, &|| has_failed() || self.interrupted.is_interrupted());
+        if let Some(path) = &self.trace
+            && let Some(stream) = world.with_machine(Stream::<BufWriter<File>>::take_from)
+        {
+            stream.finish().map_err(|reason| ClusterError::Trace { path: path.clone(), reason })?;
+        }
         Ok((results(outcomes.take(), run_result)?, world.now()))
     }
 }

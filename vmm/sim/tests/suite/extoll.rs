@@ -64,6 +64,25 @@ fn a_message_takes_the_time_of_its_link_and_of_the_software_of_both_ends() {
     assert!((charged - bare - 3_000.0).abs() < 5.0, "{charged} ns, {bare} ns without software");
 }
 
+/// The trace of a run is a part of its result: it shows each message on the link, and a second run
+/// gives the same bytes.
+#[test]
+fn two_runs_give_the_same_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["trace.txt", "trace.json"] {
+        let run = |number: u32| {
+            let file = folder.path().join(format!("{number}-{name}"));
+            let mut cluster = pair();
+            cluster.trace = Some(file.clone());
+            cluster.ping_pong(1, 8, 4).unwrap();
+            std::fs::read_to_string(file).unwrap()
+        };
+        let traces = [1, 2].map(run);
+        assert!(traces[0].matches("ex0:0 > ex1:0").count() >= 4, "{}", traces[0]);
+        assert!(traces[0] == traces[1], "{name}: the second run has another trace");
+    }
+}
+
 #[test]
 fn four_pairs_share_the_link_that_one_pair_of_instant_ranks_fills() {
     let rate =
