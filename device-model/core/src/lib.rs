@@ -31,3 +31,4 @@ mod progress;
 pub mod spec;
 pub mod time;
 pub mod trace;
+pub mod warning;

@@ -69,6 +69,7 @@ use crate::{
     spec::{MAX_NAME, Scope, SpecError},
     time::Nanos,
     trace::{Event, TraceSink},
+    warning::WarningLimit,
 };
 pub use crate::{
     attachment::{ClientWaker, DMA_QUOTA},
@@ -190,6 +191,7 @@ impl Machine {
             client_wakers: Vec::new(),
             wake_at: Nanos::NEVER,
             panic: None,
+            warnings: WarningLimit::default(),
         };
 
         self.slots.push(FunctionSlot {

@@ -23,3 +23,4 @@ mod sleepers;
 mod spec;
 mod virtual_time;
 mod waiting_clients;
+mod warnings;
