@@ -29,7 +29,7 @@ use crate::{
 /// served.
 const MESSAGE_ROW: u32 = 32;
 /// BAR of the register file.
-const BAR_REGISTERS: u8 = 0;
+pub(crate) const BAR_REGISTERS: u8 = 0;
 
 impl Card {
     /// Returns whether a step can do anything: whether the switch has packets, or a unit has work.

@@ -275,6 +275,7 @@ impl Device for MessageUnit {
         self.unit.poll_barriers(&self.network);
         self.unit.poll_lines(&self.network);
         self.unit.poll_network(&self.network);
+        self.network.log_counts(context);
         self.unit.publish_changes(context);
         if has_more { Progress::Busy } else { Progress::Idle }
     }

@@ -21,6 +21,7 @@ use nicforge_core::{
     device::{Counter, Device, Ended, Reset, Write},
     ids::{Address, AttachmentId},
     spec::{BarSpec, FunctionSpec, NicSizes},
+    warning::Warning,
 };
 use nicforge_hwi::{pci, proof::addressed_send::*};
 use nicforge_kit::RegisterValue;
@@ -181,6 +182,10 @@ impl Device for AddressedSend {
 
         client.is_stalled = false;
         client.bad_sends += u64::from(outcome.is_none());
+        if outcome.is_none() {
+            let rule = &"a send has 1 byte to a slot's, an offset that names a tag, and a target with a client";
+            context.warn(from, Warning::dropped(rule).register(at).written(data));
+        }
         Write::Accepted
     }
 

@@ -27,6 +27,7 @@ use nicforge_core::{
     dma::DmaError,
     ids::{Address, AttachmentId, DmaToken},
     spec::{FunctionSpec, NicSizes},
+    warning::Warning,
 };
 use nicforge_hwi::{pci, proof::checksum::*};
 use nicforge_kit::{RegisterValue, retry};
@@ -193,6 +194,8 @@ impl Checksum {
         let channel = &mut self.channels[usize::from(attachment.0)];
         let is_idle = matches!(channel.state, State::Idle);
         if !is_idle || !(1..=MAX_LENGTH).contains(&channel.length) {
+            let rule = &"a start has 1 byte to the longest sum, and no sum is in progress";
+            context.warn(attachment, Warning::refused(rule).value(channel.length.into()));
             return self.refuse(context, attachment);
         }
 

@@ -24,6 +24,7 @@ use nicforge_core::{
     ids::{Address, AttachmentId, DmaToken},
     spec::{FunctionSpec, NicSizes},
     time::Nanos,
+    warning::Warning,
 };
 use nicforge_hwi::{pci, proof::dma_engine::*};
 use nicforge_kit::{RegisterValue, retry};
@@ -115,7 +116,11 @@ impl DmaEngine {
                 Err(_) => channel.retry_later(context),
             },
             Next::Finish => self.end(context, attachment, 0),
-            Next::Fail(status) => self.end(context, attachment, status),
+            Next::Fail(status) => {
+                let rule = &"a descriptor's length is permitted, its bytes have addresses, and no reserved bit is set";
+                context.warn(attachment, Warning::refused(rule).value(channel.done.into()));
+                self.end(context, attachment, status);
+            }
         }
     }
 
@@ -201,6 +206,8 @@ impl Device for DmaEngine {
                 if channel.start() {
                     self.advance(context, from);
                 } else {
+                    let rule = &"a start has a list of valid length at an aligned address, and no list is in progress";
+                    context.warn(from, Warning::refused(rule).register(at).written(data));
                     self.end(context, from, STATUS_BAD_START);
                 }
             }

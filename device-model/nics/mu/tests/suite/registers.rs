@@ -5,6 +5,7 @@ use nicforge_hwi::{
     mu_dcr::{XS_ERR_INFO, error, errors},
 };
 use nicforge_mu::Options;
+use nicforge_test_kit::LogLines;
 
 use crate::common::{DATA, Rig};
 
@@ -119,4 +120,24 @@ fn a_node_has_as_many_attachments_as_the_options_say() {
     let names: Vec<_> = spec.attachments.iter().map(|attachment| attachment.name.as_str()).collect();
     assert_eq!((names[0], names[1], names[64], names.len()), ("kernel", "s0", "s63", 65));
     assert_eq!(SUBGROUPS, 68);
+}
+
+#[test]
+fn refused_access_logs_its_node_attachment_register_value_and_rule() {
+    let (mut rig, [user, _]) = Rig::pair();
+
+    let lines = LogLines::of(|| {
+        user.set(&mut rig.bed, reg::IS_ENABLED, 3);
+        user.client.write32(&mut rig.bed, 0, reg::BASE_ADDRESS, 7);
+        rig.settle();
+    });
+
+    let line = |offset: u64, value: u64, rule: &str| {
+        format!("refused node=bgq0 attachment=s0 register=BAR0+{offset:#x} value={value:#x} rule={rule}")
+    };
+    let expected = [
+        line(reg::IS_ENABLED, 3, "the register can only be read"),
+        line(reg::BASE_ADDRESS, 7, "a register is accessed by 8 aligned bytes"),
+    ];
+    assert_eq!(lines, expected);
 }
