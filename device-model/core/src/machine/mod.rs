@@ -160,9 +160,10 @@ impl Machine {
     /// the device panicked while it described itself.
     pub fn add_function(&mut self, name: &str, device: Box<dyn Device>) -> Result<FunctionId, SpecError> {
         // A device that panicked is dropped, so no code sees the state that the panic left behind.
-        let described =
-            panic::catch_unwind(AssertUnwindSafe(|| (device.spec(), device.lets_clients_sleep())));
-        let (spec, lets_clients_sleep) = match described {
+        let described = panic::catch_unwind(AssertUnwindSafe(|| {
+            (device.spec(), device.ports(), device.lets_clients_sleep())
+        }));
+        let (spec, ports, lets_clients_sleep) = match described {
             Ok(described) => described,
             Err(payload) => {
                 drop_device(device);
@@ -207,6 +208,7 @@ impl Machine {
             lent: Lent::NOTHING,
         });
         self.schedule.set_functions(self.slots.len());
+        self.fabric.set_port_count(id, ports);
 
         Ok(id)
     }

@@ -10,7 +10,7 @@ use nicforge_core::{
     time::Nanos,
 };
 use nicforge_hwi::{
-    extoll::{BAR_DIRECTORY, BAR_VELO, REGISTERS, RING_CELLS, mirror, reg, vector, window},
+    extoll::{BAR_DIRECTORY, BAR_VELO, LINKS, REGISTERS, RING_CELLS, mirror, reg, vector, window},
     extoll_velo::address,
     pci,
 };
@@ -157,6 +157,10 @@ impl Device for Card {
             Scope::Group,
         ));
         spec
+    }
+
+    fn ports(&self) -> u8 {
+        LINKS as u8
     }
 
     fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {

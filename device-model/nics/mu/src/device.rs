@@ -11,7 +11,7 @@ use nicforge_core::{
 use nicforge_hwi::{
     mu::{BAR_REGISTERS, MIRROR, REGISTERS, RING_CELLS, vector},
     mu_dcr::counter,
-    mu_packet::{DIMENSIONS, Destination},
+    mu_packet::{DIMENSIONS, Destination, PORTS},
     pci,
 };
 use nicforge_network::router::Bypass;
@@ -206,6 +206,10 @@ impl Device for MessageUnit {
                 ..NicSizes::default()
             },
         )
+    }
+
+    fn ports(&self) -> u8 {
+        PORTS
     }
 
     fn attached(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId) {

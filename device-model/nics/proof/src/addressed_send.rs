@@ -131,6 +131,10 @@ impl Device for AddressedSend {
         spec
     }
 
+    fn ports(&self) -> u8 {
+        0
+    }
+
     fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
         self.reset_attachment(context, attachment);
     }
@@ -183,7 +187,8 @@ impl Device for AddressedSend {
         client.is_stalled = false;
         client.bad_sends += u64::from(outcome.is_none());
         if outcome.is_none() {
-            let rule = &"a send has 1 byte to a slot's, an offset that names a tag, and a target with a client";
+            let rule =
+                &"a send has 1 byte to a slot's, an offset that names a tag, and a target with a client";
             context.warn(from, Warning::dropped(rule).register(at).written(data));
         }
         Write::Accepted

@@ -167,6 +167,10 @@ impl Device for DmaEngine {
         )
     }
 
+    fn ports(&self) -> u8 {
+        0
+    }
+
     fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
         self.reset_attachment(context, attachment);
     }

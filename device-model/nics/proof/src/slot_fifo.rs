@@ -102,13 +102,7 @@ impl SlotFifo {
 
     /// Counts and logs an error, and sets its bit. A bit that was not set before raises the
     /// interrupt.
-    fn fail(
-        &mut self,
-        context: &mut Context<'_>,
-        attachment: AttachmentId,
-        bit: u32,
-        warning: Warning<'_>,
-    ) {
+    fn fail(&mut self, context: &mut Context<'_>, attachment: AttachmentId, bit: u32, warning: Warning<'_>) {
         context.warn(attachment, warning);
         self.errors += 1;
 
@@ -137,6 +131,10 @@ impl Device for SlotFifo {
                 mirror_bytes: 0x2000,
             },
         )
+    }
+
+    fn ports(&self) -> u8 {
+        0
     }
 
     fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {

@@ -309,6 +309,10 @@ impl Device for TorusNic {
         spec
     }
 
+    fn ports(&self) -> u8 {
+        PORTS
+    }
+
     fn attached(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId) {
         let Some(group) = group_of(attachment_id) else { return };
         let memory = |bar| context.memory(attachment_id, bar);

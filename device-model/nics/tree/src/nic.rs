@@ -9,7 +9,7 @@ use nicforge_core::{
 };
 use nicforge_hwi::{
     pci,
-    tree::{BAR_MIRROR, BAR_WINDOW, CORES, VC_SYSTEM, VC_USER, VCS, mirror, vector, window},
+    tree::{BAR_MIRROR, BAR_WINDOW, CORES, PORTS, VC_SYSTEM, VC_USER, VCS, mirror, vector, window},
     tree_dcr::{REGISTERS, pix},
 };
 use nicforge_kit::{AttachmentSet, CountWatch, retry};
@@ -298,6 +298,10 @@ impl Device for TreeNic {
         spec.bars[usize::from(BAR_MIRROR)] =
             Some(BarSpec::memory(mirror::SIZE, AreaKind::Mirrored, Scope::Group));
         spec
+    }
+
+    fn ports(&self) -> u8 {
+        PORTS as u8
     }
 
     fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {

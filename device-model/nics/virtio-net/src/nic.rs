@@ -390,6 +390,10 @@ impl Device for VirtioNet {
         self.function.spec()
     }
 
+    fn ports(&self) -> u8 {
+        PORT + 1
+    }
+
     fn read(&mut self, context: &mut Context<'_>, _: AttachmentId, at: Address, data: &mut [u8]) {
         // A driver may read the configuration before the first step.
         self.update_link(context);

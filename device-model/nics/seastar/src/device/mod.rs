@@ -390,6 +390,10 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         true
     }
 
+    fn ports(&self) -> u8 {
+        self.parts.site.ports
+    }
+
     fn attached(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId) {
         self.open_mailbox(context, attachment_id);
         context.wake_at(Nanos::ZERO);
