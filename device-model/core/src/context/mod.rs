@@ -126,8 +126,16 @@ impl Context<'_> {
     }
 
     /// Sets the level of an attachment's INTx line. A reset deasserts it. Without a client it has
-    /// no effect.
+    /// no effect. A function whose description has no INTx pin has no line either: the call has no
+    /// effect, and asserting the line is logged.
     pub fn set_intx(&mut self, attachment_id: AttachmentId, asserted: bool) {
+        if !self.function.spec.intx {
+            if asserted {
+                let rule = &"a device that calls set_intx has an INTx pin: set `intx` in its FunctionSpec";
+                self.warn(attachment_id, Warning::refused(rule));
+            }
+            return;
+        }
         let Some(attachment) = self.function.attachments.get_mut(usize::from(attachment_id.0)) else {
             return;
         };
