@@ -189,6 +189,10 @@ pub(super) fn guest_config(
         config = config.env(name, value);
     }
 
+    for word in &options.guest.qemu_arguments {
+        config = config.qemu_argument(word);
+    }
+
     for ModuleWord { name, parameter } in &options.guest.kernel_modules {
         config = match parameter {
             Some(parameter) => config.module_parameter(name, parameter),
