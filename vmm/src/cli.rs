@@ -340,7 +340,7 @@ pub(crate) struct TraceArguments {
     #[arg(value_name = "NODE[.ATTACHMENT]")]
     sources: Vec<String>,
     /// Kinds of events to show: client, reset, read, write, posted, stall, interrupt, dma, packet,
-    /// device [default: all].
+    /// warning, device [default: all].
     #[arg(long = "kind", value_name = "KIND,...", value_delimiter = ',', value_parser = parse_kind)]
     kinds: Vec<Kind>,
     /// Show accesses of this register alone, by its name; may be given several times.

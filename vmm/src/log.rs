@@ -7,8 +7,9 @@
 
 use std::{
     backtrace::{Backtrace, BacktraceStatus},
+    env,
     fmt::{self, Debug},
-    io::{self, Write},
+    io::{self, IsTerminal, Write},
     panic::{self, PanicHookInfo},
     sync::{
         Arc,
@@ -147,7 +148,7 @@ impl Log {
         let filter =
             EnvFilter::try_from_env("NICFORGE_LOG").unwrap_or_else(|_| EnvFilter::new(DEFAULT_LEVELS));
         let log = Self::start().context(|| "the log's thread".into())?;
-        subscriber(log.queue(), filter).init();
+        subscriber(log.queue(), filter, has_colours()).init();
         panic::set_hook(Box::new(log_panic));
         Ok(log)
     }
@@ -180,10 +181,17 @@ impl Log {
     }
 }
 
+/// Returns whether the log's lines have colours: on a terminal, unless NO_COLOR is set. Programs
+/// and people that read a file or a pipe find no control sequences there.
+fn has_colours() -> bool {
+    io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
 /// Returns the subscriber that puts lines into a queue.
-fn subscriber(queue: LogQueue, filter: EnvFilter) -> impl Subscriber + Send + Sync {
+fn subscriber(queue: LogQueue, filter: EnvFilter, has_colours: bool) -> impl Subscriber + Send + Sync {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(has_colours)
         .with_writer(queue)
         .fmt_fields(format::debug_fn(write_field).delimited(" "))
         .finish()
@@ -266,7 +274,7 @@ mod tests {
     #[test]
     fn values_of_others_neither_forge_lines_nor_send_control_sequences() {
         let (queue, receiver) = LogQueue::new(2);
-        let subscriber = subscriber(queue.clone(), EnvFilter::new("warn"));
+        let subscriber = subscriber(queue.clone(), EnvFilter::new("warn"), false);
         tracing::subscriber::with_default(subscriber, || {
             tracing::warn!(reason = %"a\x1b[2J\u{9b}1m\nforged", pid = 7, "a client\nlost");
         });
@@ -275,6 +283,7 @@ mod tests {
         let lines = written(&receiver);
         let line = &lines[0];
         assert!(line.contains("a client\nlost"), "{line}");
+        assert!(!line.contains('\x1b'), "{line:?}");
         assert!(line.ends_with("reason=a\\u001b[2J\\u009b1m\\nforged pid=7\n"), "{line:?}");
     }
 

@@ -22,7 +22,7 @@ pub use crate::progress::Progress;
 use crate::{
     context::Context,
     dma::DmaError,
-    fabric::Ports,
+    fabric::{MAX_PORTS, Ports},
     ids::{Address, AttachmentId, DmaToken},
     posted::Posted,
     spec::FunctionSpec,
@@ -93,6 +93,14 @@ pub trait Device: Send {
     /// Returns the description of the function. The machine calls it once, in
     /// [`crate::machine::Machine::add_function`].
     fn spec(&self) -> FunctionSpec;
+
+    /// Returns the number of the device's ports to the fabric, which are numbered from 0. The
+    /// machine asks once, together with [`Device::spec`], and refuses links to other ports.
+    ///
+    /// The default is the most that a fabric gives a function.
+    fn ports(&self) -> u8 {
+        MAX_PORTS
+    }
 
     /// Returns whether the machine may leave the function's clients asleep while a packet or a
     /// timer has the function run. [`Context::clients_sleep`] says what the device must then do.

@@ -31,5 +31,6 @@ mod progress;
 pub mod spec;
 pub mod time;
 pub mod trace;
+pub mod warning;
 
 pub use nicforge_hwi::register;

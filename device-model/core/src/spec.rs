@@ -93,7 +93,8 @@ pub struct Area {
 /// One base address register.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BarSpec {
-    /// Size in bytes: a power of two; at least 16 for memory, 4 for I/O ports, 4096 with areas.
+    /// Size in bytes: a power of two; at least 16 for memory, 4096 with areas, and 4 to 256 for I/O
+    /// ports.
     pub size: u64,
     /// The address space that it decodes.
     pub kind: BarKind,
@@ -211,7 +212,9 @@ impl MsixSpec {
 pub const MAX_NAME: usize = 64;
 /// Largest number of MSI-X vectors of a function, which PCI sets.
 const MAX_VECTORS: u16 = 2048;
-/// Size of the largest 32-bit BAR or I/O BAR in bytes.
+/// Size of the largest BAR of I/O ports in bytes.
+const MAX_BAR_IO: u64 = 256;
+/// Size of the largest 32-bit BAR of memory in bytes.
 const MAX_BAR_32: u64 = 1 << 31;
 /// Size of the largest 64-bit BAR in bytes.
 const MAX_BAR_64: u64 = 1 << 40;
@@ -406,6 +409,9 @@ impl FunctionSpec {
             (_, false) => 4096,
         };
 
+        if bar.kind == BarKind::Io && bar.size > MAX_BAR_IO {
+            return Err(SpecError::IoBarSize { bar: index, size: bar.size });
+        }
         let maximum = if is_64_bit { MAX_BAR_64 } else { MAX_BAR_32 };
         if !bar.size.is_power_of_two() || bar.size < minimum || bar.size > maximum {
             return Err(SpecError::BarSize { bar: index, size: bar.size });

@@ -15,10 +15,11 @@ use crate::{
     ids::{Address, AttachmentId, FunctionId},
     interrupt::Raised,
     time::Nanos,
+    warning::Warning,
 };
 
 /// One event. The data are borrowed, so that a sink copies only what it keeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
     /// A client took the attachment.
@@ -101,6 +102,9 @@ pub enum Event<'a> {
     },
     /// A packet was put on a link that is tapped. The event's function is its sender.
     Packet(Crossing<'a>),
+    /// The device set an error bit, dropped a packet, or refused an access. The log has it too,
+    /// within its limits.
+    Warning(Warning<'a>),
     /// An event of the device's own, such as a descriptor that it has fetched.
     Device {
         /// Its name: lower-case words joined by spaces.

@@ -18,6 +18,7 @@
 //! | [`register`] | the widths of register accesses |
 //! | [`retry`] | delays before a retry, and times that have to come |
 //! | [`server`] | parts that take cycles of a clock, one piece of work after another |
+//! | [`warnings`] | warnings of parts that have no context, until the device logs them |
 //! | [`watchdog`] | time limits that do not count time in which the NIC was not driven |
 #![forbid(unsafe_code)]
 
@@ -30,10 +31,11 @@ pub mod mirror;
 pub mod register;
 pub mod retry;
 pub mod server;
+pub mod warnings;
 pub mod watchdog;
 
 pub use self::{
     agenda::Agenda, attachment_set::AttachmentSet, budget::Budget, in_turn::in_turn,
     interrupt::InterruptEnables, mirror::MirrorWord, register::RegisterValue, server::Clock, server::Server,
-    watchdog::WatchdogLimit,
+    warnings::CountWatch, warnings::PendingWarnings, watchdog::WatchdogLimit,
 };

@@ -12,6 +12,7 @@
 //! | [`ClientMemory`] | a client's memory for DMA: mapped, or accessed only by DMA messages |
 //! | [`InterruptCount`] | an interrupt's sink, which counts |
 //! | [`PeerPort`] | the far end of a link of a lone device |
+//! | [`LogLines`] | the lines that the device logs about errors, drops and refusals |
 //!
 //! A call that the machine refuses fails the test, and the failure names the line of the call.
 //!
@@ -124,6 +125,7 @@
 
 mod client;
 mod interrupt;
+mod log;
 mod memory;
 mod peer;
 mod ring;
@@ -131,6 +133,7 @@ mod testbed;
 
 pub use client::Client;
 pub use interrupt::InterruptCount;
+pub use log::LogLines;
 pub use memory::{ClientMemory, message_id, take_messages};
 pub use peer::{PeerPacket, PeerPort};
 pub use ring::PostedRing;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use nicforge_core::{dma::WordUpdate, interrupt::Raised};
+use nicforge_core::{dma::WordUpdate, ids::Address, interrupt::Raised};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -161,6 +161,18 @@ impl Names {
                 }
                 crossed = Some(Crossed { link, to, packet, arrives_ns: arrives.0 });
                 (Kind::Packet, text)
+            }
+            What::Warning { effect, rule, register, value } => {
+                is_error = true;
+                let mut text = effect.to_owned();
+                if let Some(Address { bar, offset }) = register {
+                    let _ = write!(text, " {}", self.place(function, bar, offset));
+                }
+                if let Some(value) = value {
+                    let _ = write!(text, " value {value:#x}");
+                }
+                let _ = write!(text, ": {}", rule.as_str());
+                (Kind::Warning, text)
             }
             What::Device { name, values, count } => {
                 let mut text = name.to_owned();

@@ -49,7 +49,7 @@ pub use self::{
     filter::{Filter, FilterError, Selection},
     names::Names,
     observer::Observer,
-    record::{Bytes, KEPT, Kind, Record, What},
+    record::{Bytes, KEPT, Kind, Record, Text, What},
     recorder::{Batch, Recorder},
     stream::Stream,
     writer::{Format, Writer},

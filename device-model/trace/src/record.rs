@@ -1,5 +1,7 @@
 //! Events that own their data.
 
+use std::fmt::{self, Write as _};
+
 use nicforge_core::{
     dma::{DmaError, WordUpdate},
     fabric::{Direction, LinkId},
@@ -56,6 +58,39 @@ impl Bytes {
     }
 }
 
+/// A text of at most [`Text::MAX`] bytes, whose rest is cut off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Text {
+    length: u8,
+    bytes: [u8; Self::MAX],
+}
+
+impl Text {
+    /// The longest text in bytes.
+    pub const MAX: usize = 96;
+
+    /// Returns the text.
+    pub fn as_str(&self) -> &str {
+        str::from_utf8(&self.bytes[..usize::from(self.length)]).unwrap_or_default()
+    }
+}
+
+impl Default for Text {
+    fn default() -> Self {
+        Self { length: 0, bytes: [0; Self::MAX] }
+    }
+}
+
+impl fmt::Write for Text {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let start = usize::from(self.length);
+        let end = text.floor_char_boundary(Self::MAX - start);
+        self.bytes[start..start + end].copy_from_slice(&text.as_bytes()[..end]);
+        self.length += end as u8;
+        if end < text.len() { Err(fmt::Error) } else { Ok(()) }
+    }
+}
+
 /// The kind of an event, by which a filter selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -78,13 +113,15 @@ pub enum Kind {
     Dma,
     /// A packet on a link.
     Packet,
+    /// An error bit, a dropped packet, or a refused access.
+    Warning,
     /// An event of the device's own.
     Device,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Client,
         Self::Reset,
         Self::Read,
@@ -94,6 +131,7 @@ impl Kind {
         Self::Interrupt,
         Self::Dma,
         Self::Packet,
+        Self::Warning,
         Self::Device,
     ];
 
@@ -109,6 +147,7 @@ impl Kind {
             Self::Interrupt => "interrupt",
             Self::Dma => "dma",
             Self::Packet => "packet",
+            Self::Warning => "warning",
             Self::Device => "device",
         }
     }
@@ -125,6 +164,7 @@ impl Kind {
             Event::Interrupt { .. } | Event::Intx { .. } => Self::Interrupt,
             Event::DmaRead { .. } | Event::DmaWrite { .. } | Event::DmaUpdate { .. } => Self::Dma,
             Event::Packet(_) => Self::Packet,
+            Event::Warning(_) => Self::Warning,
             // Kinds of events that this version does not know are shown as the device's own.
             _ => Self::Device,
         }
@@ -208,6 +248,12 @@ pub enum What {
         repeats: u64,
         data: Bytes,
     },
+    Warning {
+        effect: &'static str,
+        rule: Text,
+        register: Option<Address>,
+        value: Option<u64>,
+    },
     Device {
         name: &'static str,
         values: [(&'static str, u64); VALUES],
@@ -228,6 +274,7 @@ impl What {
             Self::Interrupt { .. } | Self::Intx { .. } => Kind::Interrupt,
             Self::DmaRead { .. } | Self::DmaWrite { .. } | Self::DmaUpdate { .. } => Kind::Dma,
             Self::Packet { .. } => Kind::Packet,
+            Self::Warning { .. } => Kind::Warning,
             Self::Device { .. } => Kind::Device,
         }
     }
@@ -261,6 +308,13 @@ impl What {
                 repeats: crossing.repeats,
                 data: Bytes::new(crossing.data, crossing.length),
             },
+            Event::Warning(warning) => {
+                let mut rule = Text::default();
+                // What does not fit is cut off.
+                let _ = write!(rule, "{}", warning.rule());
+                let (effect, register) = (warning.effect(), warning.address());
+                Self::Warning { effect, rule, register, value: warning.given_value() }
+            }
             Event::Device { name, values } => {
                 let count = values.len().min(VALUES);
                 let mut kept = [("", 0); VALUES];

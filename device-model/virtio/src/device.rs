@@ -63,6 +63,10 @@ impl<B: Backend> Device for VirtioDevice<B> {
         self.function.spec()
     }
 
+    fn ports(&self) -> u8 {
+        0
+    }
+
     fn read(&mut self, context: &mut Context<'_>, _: AttachmentId, at: Address, data: &mut [u8]) {
         self.function.read(context, at, self.backend.config(), data);
     }

@@ -1,6 +1,8 @@
 //! The registers and queues of one device together.
 
-use nicforge_core::{context::Context, dma::GuestMemoryView, ids::Address, spec::FunctionSpec};
+use nicforge_core::{
+    context::Context, dma::GuestMemoryView, ids::Address, spec::FunctionSpec, warning::Warning,
+};
 
 use crate::{
     queue::{QueueError, SplitQueue},
@@ -95,11 +97,13 @@ impl Function {
         }
     }
 
-    /// Stops the device until the driver resets it, because a queue breaks the rules.
+    /// Stops the device until the driver resets it, because a queue breaks the rules, and logs the
+    /// rule.
     #[cold]
     pub fn fail(&mut self, context: &mut Context<'_>, error: QueueError) {
-        if let QueueError::Memory(error) = &error {
-            context.count_dma_error(USER, error);
+        match &error {
+            QueueError::Memory(error) => context.count_dma_error(USER, error),
+            rule => context.warn(USER, Warning::failed(rule)),
         }
         self.errors += 1;
         self.transport.require_reset(context);

@@ -35,6 +35,10 @@ impl Device for Repeater {
         FunctionSpec::hub(identity)
     }
 
+    fn ports(&self) -> u8 {
+        2
+    }
+
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
         let mut ports = context.ports();
         let mut left = budget;

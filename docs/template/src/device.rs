@@ -98,6 +98,10 @@ impl Device for Courier {
         )
     }
 
+    fn ports(&self) -> u8 {
+        1
+    }
+
     fn read(&mut self, _: &mut Context<'_>, _: AttachmentId, at: Address, data: &mut [u8]) {
         // `data` comes filled with ones, the value of reads that no register answers.
         match at.offset {

@@ -1,7 +1,7 @@
 //! Builds the book with mdBook's library, and checks links.
 //!
 //! It checks the links between the book's pages and those of the repository's other Markdown files,
-//! including the headings that they lead to. `cargo xtask doc` runs it. It is a program of its own
+//! including the headings that they lead to. `cargo xtask book` runs it. It is a program of its own
 //! because mdBook takes longer to compile than all the other tasks together.
 
 use std::{
@@ -27,7 +27,9 @@ fn main() -> ExitCode {
 /// Builds `docs/` into `target/book`.
 fn build(root: &Path) -> Result<(), String> {
     let docs = root.join("docs");
+    eprintln!("    checking the links of all pages");
     check_links(root, &docs.join("src"))?;
+    eprintln!("    writing the chapters");
     let mut book = MDBook::load(&docs).map_err(|error| format!("docs: {error:#}"))?;
     book.config.build.build_dir = root.join("target/book");
     book.build().map_err(|error| format!("docs: {error:#}"))?;

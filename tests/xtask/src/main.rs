@@ -4,6 +4,7 @@
 //! - `lint`: formatting, clippy, layout, rooms, and whether generated files are up to date
 //! - `doc`: the API documentation and the book; it checks the links in both, and the links of all
 //!   Markdown files to files and headings
+//! - `book`: the book alone, with the same checks of its links
 //! - `headers`: writes the generated C headers
 //! - `new`: copies the template of a device
 //! - `install`: builds and installs the C library
@@ -52,6 +53,8 @@ enum Task {
     Lint,
     /// Build the API documentation and the book and check their links.
     Doc,
+    /// Build the book alone and check its links.
+    Book,
     /// Write the generated C headers again.
     Headers,
     /// Copy the template of a device into a new folder.
@@ -86,6 +89,7 @@ fn run(task: &Task) -> Result<(), Failed> {
         Task::Test(arguments) => test::run(&steps, arguments),
         Task::Lint => lint(&steps),
         Task::Doc => doc(&steps),
+        Task::Book => book(&steps),
         Task::Headers => headers::write(steps.root()),
         Task::New(arguments) => template::copy(&steps, arguments),
         Task::Install(arguments) => install::run(&steps, arguments),
@@ -127,7 +131,12 @@ fn doc(steps: &Steps) -> Result<(), Failed> {
         &["doc", "--workspace", "--no-deps"],
         &[("RUSTDOCFLAGS", "-D warnings")],
     )?;
-    steps.cargo("the book", &["run", "--quiet", "-p", "nicforge-book"])
+    book(steps)
+}
+
+/// Builds the book.
+fn book(steps: &Steps) -> Result<(), Failed> {
+    steps.cargo("the book", &["run", "-p", "nicforge-book"])
 }
 
 /// Returns the root of the workspace.

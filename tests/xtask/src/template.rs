@@ -1,4 +1,4 @@
-//! The template of a device (`docs/template`): its tests, and copies of it.
+//! The templates of devices (`docs/template`, `docs/template-stock`): their tests, and copies.
 
 use std::{
     fs,
@@ -9,17 +9,26 @@ use clap::Args;
 
 use crate::steps::{Failed, Steps};
 
-/// The folder of the template.
-const TEMPLATE: &str = "docs/template";
-/// The name of the template's package, and of the card in it.
-const NAME: &str = "courier";
-/// Names in the template's folder that a build makes, and that are not copied.
+/// A template.
+#[derive(Clone, Copy)]
+struct Template {
+    /// Its folder in the repository.
+    folder: &'static str,
+    /// The name of its package, and of the card in it.
+    name: &'static str,
+}
+
+/// The template of a device with a driver library of its own.
+const DEVICE: Template = Template { folder: "docs/template", name: "courier" };
+/// The template of a device that a driver of Linux drives.
+const STOCK: Template = Template { folder: "docs/template-stock", name: "ferry" };
+/// Names in a template's folder that a build makes, and that are not copied.
 const BUILD_OUTPUT: [&str; 2] = ["target", "Cargo.lock"];
-/// How the template's manifest names the folder of nicforge.
+/// How a template's manifest names the folder of nicforge.
 const ROOT: &str = "../..";
-/// Names that a package can't have: words of Rust, crates that every crate sees, and types that the
-/// template imports.
-const RESERVED: [&str; 58] = [
+/// Names that a package can't have: words of Rust, crates that every crate sees, and types and
+/// functions that the templates import.
+const RESERVED: [&str; 62] = [
     "abstract",
     "alloc",
     "as",
@@ -33,12 +42,14 @@ const RESERVED: [&str; 58] = [
     "continue",
     "core",
     "crate",
+    "control",
     "descriptor",
     "device",
     "do",
     "dyn",
     "else",
     "enum",
+    "event",
     "extern",
     "false",
     "final",
@@ -64,6 +75,7 @@ const RESERVED: [&str; 58] = [
     "return",
     "self",
     "static",
+    "status",
     "std",
     "struct",
     "super",
@@ -74,6 +86,7 @@ const RESERVED: [&str; 58] = [
     "type",
     "unsafe",
     "use",
+    "warning",
     "where",
     "while",
     "work",
@@ -82,16 +95,26 @@ const RESERVED: [&str; 58] = [
 
 #[derive(Args)]
 pub(crate) struct New {
-    /// The folder to make. Its name becomes that of the package: lower-case letters and digits.
+    /// The folder to make. Its name becomes that of the package: lower-case letters and digits,
+    /// beginning with a letter.
     folder: PathBuf,
+    /// Make a card for a driver that Linux has, without a driver library.
+    #[arg(long)]
+    stock: bool,
 }
 
-/// Formats and tests the template, with the guests if asked. It is a workspace of its own. It gets
-/// this workspace's versions, profiles and target folder, so that packages of others are compiled
-/// once for both.
+/// Tests the templates, with the guests if asked.
 pub(crate) fn test(steps: &Steps, with_guests: bool) -> Result<(), Failed> {
+    test_one(steps, DEVICE, with_guests)?;
+    test_one(steps, STOCK, with_guests)
+}
+
+/// Tests a template, with the guests if asked. It is a workspace of its own. It gets this
+/// workspace's versions, profiles and target folder, so that packages of others are compiled once
+/// for both.
+fn test_one(steps: &Steps, Template { folder, .. }: Template, with_guests: bool) -> Result<(), Failed> {
     let root = steps.root();
-    let template = root.join(TEMPLATE);
+    let template = root.join(folder);
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
 
     let lock_file = template.join("Cargo.lock");
@@ -106,13 +129,17 @@ pub(crate) fn test(steps: &Steps, with_guests: bool) -> Result<(), Failed> {
         arguments.extend(["--", "--include-ignored"]);
     }
 
-    steps.cargo("the template", &arguments)
+    steps.cargo(&format!("the template {folder}"), &arguments)
 }
 
-/// Checks the template's formatting.
+/// Checks the templates' formatting.
 pub(crate) fn check(steps: &Steps) -> Result<(), Failed> {
-    let manifest = steps.root().join(TEMPLATE).join("Cargo.toml").display().to_string();
-    steps.cargo("the template's formatting", &["fmt", "--manifest-path", &manifest, "--", "--check"])
+    for Template { folder, .. } in [DEVICE, STOCK] {
+        let manifest = steps.root().join(folder).join("Cargo.toml").display().to_string();
+        let arguments = ["fmt", "--manifest-path", &manifest, "--", "--check"];
+        steps.cargo(&format!("the formatting of {folder}"), &arguments)?;
+    }
+    Ok(())
 }
 
 /// Writes the workspace's profiles into a configuration file of cargo, and returns its path.
@@ -129,13 +156,14 @@ fn write_profiles(root: &Path, target: &Path) -> Result<PathBuf, Failed> {
     Ok(path)
 }
 
-/// Copies the template to a new folder, with the folder's name as that of the package.
+/// Copies a template to a new folder, with the folder's name as that of the package.
 pub(crate) fn copy(steps: &Steps, new: &New) -> Result<(), Failed> {
     let name = new.folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let is_plain = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
     if !is_plain || !name.starts_with(|first: char| first.is_ascii_lowercase()) {
         return Err(Failed::new(format!(
-            "{name:?} is no name for a package: take lower-case letters and digits"
+            "{name:?} is no name for a package: it begins with a lower-case letter, and has lower-case \
+             letters and digits"
         )));
     }
     if RESERVED.contains(&name) {
@@ -147,42 +175,63 @@ pub(crate) fn copy(steps: &Steps, new: &New) -> Result<(), Failed> {
         return Err(Failed::new(format!("{} exists already", new.folder.display())));
     }
 
-    copy_folder(&steps.root().join(TEMPLATE), &new.folder, name, steps.root())?;
+    let template = if new.stock { STOCK } else { DEVICE };
+    steps.print_heading(&format!("copying {} to {}", template.folder, new.folder.display()));
+    let copy = Copy { template, name, root: steps.root() };
+    let count = copy.folder(&steps.root().join(template.folder), &new.folder)?;
 
     // The copy begins with the versions with which the template was tested.
     let lock_file = new.folder.join("Cargo.lock");
     fs::copy(steps.root().join("Cargo.lock"), &lock_file).map_err(|error| failure_at(&lock_file, &error))?;
-    steps.print_heading(&format!("{} is ready: cargo test in it runs its tests", new.folder.display()));
+    steps.print_heading(&format!(
+        "{} has {count} files; its README.md says what they are",
+        new.folder.display()
+    ));
+    steps.print_heading("next: cargo test in it, which compiles nicforge the first time and takes minutes");
     Ok(())
 }
 
-/// Copies a folder of the template, with the package's name and the folder of nicforge replaced.
-fn copy_folder(from: &Path, to: &Path, name: &str, root: &Path) -> Result<(), Failed> {
-    fs::create_dir_all(to).map_err(|error| failure_at(to, &error))?;
-    for entry in fs::read_dir(from).map_err(|error| failure_at(from, &error))? {
-        let entry = entry.map_err(|error| failure_at(from, &error))?;
-        let file = entry.file_name().to_string_lossy().into_owned();
-        if BUILD_OUTPUT.contains(&file.as_str()) {
-            continue;
-        }
+/// A copy of a template.
+struct Copy<'a> {
+    template: Template,
+    /// The name of its package.
+    name: &'a str,
+    /// The folder of nicforge.
+    root: &'a Path,
+}
 
-        let (path, target) = (entry.path(), to.join(renamed(&file, name)));
-        if path.is_dir() {
-            copy_folder(&path, &target, name, root)?;
-            continue;
-        }
+impl Copy<'_> {
+    /// Copies a folder, with the package's name and the folder of nicforge replaced. Returns the
+    /// number of files.
+    fn folder(&self, from: &Path, to: &Path) -> Result<u32, Failed> {
+        fs::create_dir_all(to).map_err(|error| failure_at(to, &error))?;
+        let mut count = 0;
+        for entry in fs::read_dir(from).map_err(|error| failure_at(from, &error))? {
+            let entry = entry.map_err(|error| failure_at(from, &error))?;
+            let file = entry.file_name().to_string_lossy().into_owned();
+            if BUILD_OUTPUT.contains(&file.as_str()) {
+                continue;
+            }
 
-        let text = fs::read_to_string(&path).map_err(|error| failure_at(&path, &error))?;
-        let text = renamed(&text, name).replace(ROOT, &root.display().to_string());
-        fs::write(&target, text).map_err(|error| failure_at(&target, &error))?;
+            let (path, target) = (entry.path(), to.join(self.renamed(&file)));
+            if path.is_dir() {
+                count += self.folder(&path, &target)?;
+                continue;
+            }
+
+            let text = fs::read_to_string(&path).map_err(|error| failure_at(&path, &error))?;
+            let text = self.renamed(&text).replace(ROOT, &self.root.display().to_string());
+            fs::write(&target, text).map_err(|error| failure_at(&target, &error))?;
+            count += 1;
+        }
+        Ok(count)
     }
 
-    Ok(())
-}
-
-/// Returns a text of the template with another name for the card.
-fn renamed(text: &str, name: &str) -> String {
-    text.replace(NAME, name).replace(&capitalized(NAME), &capitalized(name))
+    /// Returns a text of the template with the copy's name for the card.
+    fn renamed(&self, text: &str) -> String {
+        let (from, to) = (self.template.name, self.name);
+        text.replace(from, to).replace(&capitalized(from), &capitalized(to))
+    }
 }
 
 /// Returns a name with an upper-case first letter.
@@ -211,7 +260,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let copy = folder.path().join("mycard");
 
-        super::copy(&Steps::new(root().to_owned()), &New { folder: copy.clone() }).unwrap();
+        super::copy(&Steps::new(root().to_owned()), &New { folder: copy.clone(), stock: false }).unwrap();
 
         let manifest: toml::Table = fs::read_to_string(copy.join("Cargo.toml")).unwrap().parse().unwrap();
         let library = manifest["dependencies"]["nicforge-core"]["path"].as_str().unwrap();
@@ -220,17 +269,34 @@ mod tests {
         assert!(copy.join("src/bin/mycard-ping.rs").exists() && copy.join("Cargo.lock").exists());
 
         let device = fs::read_to_string(copy.join("src/device.rs")).unwrap();
-        assert!(device.contains("pub struct Mycard {") && !device.to_lowercase().contains(NAME));
+        assert!(device.contains("pub struct Mycard {") && !device.to_lowercase().contains(DEVICE.name));
+    }
+
+    #[test]
+    fn a_stock_card_has_no_driver_and_nodes_named_after_hosts() {
+        let folder = tempfile::tempdir().unwrap();
+        let copy = folder.path().join("tulip");
+
+        super::copy(&Steps::new(root().to_owned()), &New { folder: copy.clone(), stock: true }).unwrap();
+
+        let machine = fs::read_to_string(copy.join("machine.toml")).unwrap();
+        assert!(machine.contains("name = \"host0\"\nkind = \"tulip\""), "{machine}");
+        assert!(!copy.join("src/driver.rs").exists() && !copy.join("src/bin").exists());
+        let device = fs::read_to_string(copy.join("src/device.rs")).unwrap();
+        assert!(device.contains("pub struct Tulip {") && !device.to_lowercase().contains(STOCK.name));
     }
 
     #[test]
     fn a_folder_that_exists_or_has_no_name_for_a_package_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let steps = Steps::new(root().to_owned());
-        let refuses = |name: &str| copy(&steps, &New { folder: folder.path().join(name) }).is_err();
+        let refuses =
+            |name: &str| copy(&steps, &New { folder: folder.path().join(name), stock: false }).is_err();
 
         fs::create_dir(folder.path().join("there")).unwrap();
 
         assert!(refuses("there") && refuses("my-card") && refuses("1card") && refuses(".."));
+        let digit = copy(&steps, &New { folder: folder.path().join("82540em"), stock: true }).unwrap_err();
+        assert!(digit.to_string().contains("begins with a lower-case letter"), "{digit}");
     }
 }

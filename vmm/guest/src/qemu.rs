@@ -51,6 +51,12 @@ impl Qemu {
         Self { program, loader: None, firmware: Vec::new(), version: String::new() }.examined(progress)
     }
 
+    /// Returns a QEMU that is not examined, for tests of command lines.
+    #[cfg(test)]
+    pub(crate) fn unexamined() -> Self {
+        Self { program: PROGRAM.into(), loader: None, firmware: Vec::new(), version: String::new() }
+    }
+
     /// Returns the system's QEMU, if it is installed and new enough.
     pub(crate) fn of_system(progress: &Progress) -> Result<Option<Self>, GuestError> {
         match Self::at(Path::new(PROGRAM), progress) {

@@ -1,6 +1,7 @@
 //! Builds a machine from a plan.
 
 use nicforge_core::{
+    fabric::{FabricError, PortCount},
     ids::{AttachmentId, FunctionId},
     machine::Machine,
     spec::SpecError,
@@ -137,9 +138,19 @@ pub enum BuildError {
         /// The reason.
         source: DeviceError,
     },
+    /// A link names a port that its device does not have.
+    #[error("[[link]]: {name}:{port} is no port of the device: {}", PortCount(*ports))]
+    NoPort {
+        /// The function's name.
+        name: String,
+        /// Number of the port.
+        port: u8,
+        /// Number of ports that the device has.
+        ports: u8,
+    },
     /// A port has two links, or a link's end does not exist.
     #[error(transparent)]
-    Fabric(#[from] nicforge_core::fabric::FabricError),
+    Fabric(#[from] FabricError),
 }
 
 /// Builds a machine. Its devices are new: a plan can be built several times.
@@ -174,7 +185,15 @@ pub fn build(plan: &Plan) -> Result<(Machine, Built), BuildError> {
 
     for planned in plan.links() {
         let [a, b] = [planned.a, planned.b].map(|(function, port)| (ids[function.index()], port));
-        machine.fabric().connect(a, b, planned.link.clone())?;
+        let connected = machine.fabric().connect(a, b, planned.link.clone());
+        connected.map_err(|error| match error {
+            FabricError::NoPort { function, port, ports } => BuildError::NoPort {
+                name: machine.name(function).unwrap_or_default().to_owned(),
+                port,
+                ports,
+            },
+            error => BuildError::Fabric(error),
+        })?;
     }
 
     Ok((machine, Built { name: plan.name().to_owned(), nodes, columns: plan.columns().to_vec() }))

@@ -111,24 +111,37 @@ pub(super) fn find_and_show_stock_drivers(
     guest_driver: Driver,
     progress: &Progress,
 ) -> Result<(), Failure> {
-    let mut seen = Vec::new();
-    for node in nodes {
-        for identity in stock_identities(options, machine, node) {
-            // Nodes of one kind have the same driver, which is shown for the first.
-            if seen.contains(&identity) {
-                continue;
-            }
-            seen.push(identity);
+    let cards = nodes.iter().flat_map(|node| {
+        let identities = stock_identities(options, machine, node);
+        identities.into_iter().map(|identity| (identity, node.name.as_str()))
+    });
 
-            let modules = toolkit.stock_drivers(guest_driver, identity, progress)?;
-            if !modules.is_empty() {
-                let (name, modules) = (&node.name, modules.join(", "));
-                print_note(format_args!("Linux has a driver for {name}: {modules}"));
-            }
+    for (identity, names) in nodes_by_identity(cards) {
+        let modules = toolkit.stock_drivers(guest_driver, identity, progress)?;
+        if !modules.is_empty() {
+            let (names, modules) = (names.join(", "), modules.join(", "));
+            print_note(format_args!("Linux has a driver for {names}: {modules}"));
         }
     }
 
     Ok(())
+}
+
+/// Returns the identities of cards, each with the names of the nodes that have such a card, in
+/// their order.
+fn nodes_by_identity<'a>(
+    cards: impl IntoIterator<Item = (PciIdentity, &'a str)>,
+) -> Vec<(PciIdentity, Vec<&'a str>)> {
+    let mut found: Vec<(PciIdentity, Vec<&str>)> = Vec::new();
+    for (identity, node) in cards {
+        match found.iter_mut().find(|(known, _)| *known == identity) {
+            // A node can have several cards of one kind.
+            Some((_, nodes)) if nodes.last() == Some(&node) => {}
+            Some((_, nodes)) => nodes.push(node),
+            None => found.push((identity, vec![node])),
+        }
+    }
+    found
 }
 
 /// Returns the identities of the node's functions, if Linux's own drivers are to be found for them.
@@ -176,6 +189,10 @@ pub(super) fn guest_config(
         config = config.env(name, value);
     }
 
+    for word in &options.guest.qemu_arguments {
+        config = config.qemu_argument(word);
+    }
+
     for ModuleWord { name, parameter } in &options.guest.kernel_modules {
         config = match parameter {
             Some(parameter) => config.module_parameter(name, parameter),
@@ -208,4 +225,19 @@ pub(super) fn guest_config(
     }
 
     Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_with_the_same_card_are_named_together() {
+        let card = |device| PciIdentity { vendor: 1, device, subsystem_vendor: 0, subsystem: 0, class: 0 };
+        let cards = [(card(1), "en0"), (card(1), "en0"), (card(2), "en0"), (card(1), "en1")];
+
+        let found = nodes_by_identity(cards);
+
+        assert_eq!(found, [(card(1), vec!["en0", "en1"]), (card(2), vec!["en0"])]);
+    }
 }

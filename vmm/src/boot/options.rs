@@ -125,6 +125,10 @@ pub struct GuestOptions {
     /// How QEMU runs the guests' processors.
     #[arg(long, value_enum, value_name = "ACCEL", default_value_t = AcceleratorChoice::Auto)]
     pub accel: AcceleratorChoice,
+    /// A word for the end of QEMU's command line, such as -trace or its value; may be given several
+    /// times, and needs QEMU.
+    #[arg(long = "qemu-arg", value_name = "WORD", allow_hyphen_values = true)]
+    pub qemu_arguments: Vec<String>,
     /// MiB of memory for each guest.
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(128..=1 << 20))]
     pub memory: u32,

@@ -87,6 +87,7 @@ pub(super) fn qemu_only_option(options: &Options) -> Option<&'static str> {
         (guest.driver == DriverChoice::Vfio, "--driver vfio"),
         (guest.root_ports, "--root-ports"),
         (guest.accel == AcceleratorChoice::Tcg, "--accel tcg"),
+        (!guest.qemu_arguments.is_empty(), "--qemu-arg"),
     ];
     only_qemu.into_iter().find_map(|(is_given, option)| is_given.then_some(option))
 }

@@ -182,7 +182,7 @@ fn parent(options: &Options, plan: &Plan, families: &Families) -> Result<u8, Fai
     }
 
     let collected = std::mem::take(&mut *collected.lock().unwrap_or_else(PoisonError::into_inner));
-    report::print(&collected, &snapshot?, plan, options.json)
+    report::print(&collected, &snapshot?, plan, options)
 }
 
 /// Returns the child programs: this program itself, once for each node, with the hidden option that

@@ -6,9 +6,9 @@ use std::{collections::BTreeMap, io::Write};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
 
-use super::{CORES_PER_NODE, Plan};
+use super::{CORES_PER_NODE, Options, Plan};
 use crate::{
-    failure::{EXIT_RESULT, Failure, print_line},
+    failure::{EXIT_RESULT, Failure, print_line, program},
     stat::MachineSnapshot,
 };
 
@@ -16,6 +16,11 @@ use crate::{
 const MARK: &str = "@nicforge-demo ";
 /// Number of views of a core's data.
 const VIEWS: usize = 3;
+/// Packets in each FIFO of the real machine.
+const REAL_FIFO_DEPTH: u32 = 8;
+/// Rate of FCNP with large messages on the real machine in Gb/s, in either direction: J. W. Romein,
+/// *FCNP: Fast I/O on the Blue Gene/P*, PDPTA 2009.
+const REAL_GBIT_S: f64 = 6.54;
 
 /// A message from a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -145,7 +150,7 @@ pub(super) fn print(
     collected: &Collected,
     snapshot: &MachineSnapshot,
     plan: &Plan,
-    json: bool,
+    options: &Options,
 ) -> Result<u8, Failure> {
     let Some(Streamed { bytes, nanoseconds }) = collected.streamed else {
         return Err(Failure::result("the I/O node did not say how long the streaming took"));
@@ -157,10 +162,10 @@ pub(super) fn print(
     let rows: Vec<Row> = snapshot.nodes.iter().map(|node| node_row(collected, node, seconds)).collect();
     let gbit_s = bytes as f64 * 8.0 / seconds / 1e9;
 
-    if json {
+    if options.json {
         let report = serde_json::json!({
             "demo": { "bytes": bytes, "seconds": seconds, "gbit_s_each_way": gbit_s, "message": plan.message,
-                "digests_agree": ranks_with_wrong_digests.is_empty() },
+                "fifo_depth": options.fifo_depth, "digests_agree": ranks_with_wrong_digests.is_empty() },
             "nodes": rows,
         });
         print_line(report)?;
@@ -175,9 +180,36 @@ pub(super) fn print(
             [] => print_line("every digest agrees: what was sent, what each core received, what came back")?,
             ranks => print_line(format_args!("DIGESTS DIFFER for the cores of rank {ranks:?}"))?,
         }
+        print_line(explanation(options.fifo_depth, gbit_s))?;
     }
 
     Ok(if ranks_with_wrong_digests.is_empty() { 0 } else { EXIT_RESULT })
+}
+
+/// Returns what the result means, beside the real machine's, and commands for the next look.
+fn explanation(fifo_depth: u32, gbit_s: f64) -> String {
+    let nicforge = program();
+    let (other_depth, why) = if fifo_depth == REAL_FIFO_DEPTH {
+        (64, "deeper FIFOs, for fewer stalls")
+    } else {
+        (REAL_FIFO_DEPTH, "the real machine's FIFOs")
+    };
+    let depth_of_real = match fifo_depth {
+        REAL_FIFO_DEPTH => "as in a Blue Gene/P".to_owned(),
+        _ => format!("{REAL_FIFO_DEPTH} in a Blue Gene/P"),
+    };
+
+    format!(
+        "
+- FIFOs hold {fifo_depth} packets of 256 bytes ({depth_of_real}). A stall is a packet that waited for room.
+- FCNP moved {REAL_GBIT_S} Gb/s in each direction on a Blue Gene/P (Romein, PDPTA 2009). Here it moved {gbit_s:.2},
+  with all nodes, the network and the digests on this host's processors.
+
+next:
+  {nicforge} demo --fifo-depth {other_depth:<29} {why}
+  {nicforge} serve machines/pset.toml --dir /tmp/pset    this machine, for programs of your own
+  {nicforge} boot machines/ethernet.toml --node en0 --shell    Linux with a NIC of today"
+    )
 }
 
 /// Returns the row of a node. Its bytes are those that its cores have received. For the I/O node,
@@ -282,6 +314,18 @@ mod tests {
         messages_of(0, "b").into_iter().for_each(|message| collected.add(message));
         messages_of(4, "a").into_iter().take(2).for_each(|message| collected.add(message));
         assert_eq!(collected.ranks_with_wrong_digests(&PLAN), PLAN.ranks());
+    }
+
+    #[test]
+    fn result_is_explained_beside_the_real_machines() {
+        let text = explanation(64, 2.345);
+        assert!(text.contains("64 packets of 256 bytes (8 in a Blue Gene/P)"), "{text}");
+        assert!(text.contains("6.54 Gb/s in each direction") && text.contains("moved 2.35,"), "{text}");
+        assert!(text.contains("demo --fifo-depth 8 ") && text.contains("serve machines/pset.toml"), "{text}");
+        assert!(text.lines().all(|line| line.len() <= 110), "{text}");
+
+        let real = explanation(8, 1.0);
+        assert!(real.contains("(as in a Blue Gene/P)") && real.contains("demo --fifo-depth 64 "), "{real}");
     }
 
     #[test]

@@ -493,6 +493,20 @@ fn demo_works_with_interrupts_a_deep_fifo_and_epoll() {
     let report =
         demo(&file, &["--interrupts", "--fifo-depth", "64", "--event-loop", "epoll", "--message", "65536"]);
     assert_eq!(report["demo"]["digests_agree"], true);
+    assert_eq!(report["demo"]["fifo_depth"], 64);
+}
+
+#[test]
+fn demo_explains_its_result_and_says_what_to_type_next() {
+    let (_folder, file) = random_file(100_000);
+    let output = output(&mut nicforge(&["demo", &file, "--fifo-depth", "8"]));
+    let shown = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    for words in
+        ["every digest agrees", "FIFOs hold 8 packets", "6.54 Gb/s", "next:\n", "machines/ethernet.toml"]
+    {
+        assert!(shown.contains(words), "{words} in {shown}");
+    }
 }
 
 #[test]

@@ -126,9 +126,7 @@ impl Context<'_> {
                 if matches!(error, DmaError::Faulted { .. }) {
                     self.shared.touched += length;
                 }
-                if let Some(attachment) = self.function.attachments.get_mut(usize::from(attachment_id.0)) {
-                    attachment.count_dma_error(error);
-                }
+                self.function.record_dma_error(self.shared.now, attachment_id, error);
             }
         }
 

@@ -8,10 +8,12 @@ use nicforge_shm::{RingHead, SharedCells};
 use super::Completion;
 use crate::{
     attachment::{AttachmentList, ClientWaker, Ring, WatchState},
+    dma::DmaError,
     ids::{AttachmentId, FunctionId},
     panic::DevicePanic,
     spec::FunctionSpec,
     time::Nanos,
+    warning::{Warning, WarningLimit},
 };
 
 /// The share of [`Attachment::recent_records`](crate::attachment::Attachment) that a turn with
@@ -60,9 +62,17 @@ pub(crate) struct FunctionState {
     pub(crate) panic: Option<DevicePanic>,
     /// The result of [`crate::device::Device::registers`].
     pub(crate) registers: &'static [Register],
+    /// The lines of the log that the function has left.
+    pub(crate) warnings: WarningLimit,
 }
 
 impl FunctionState {
+    /// Logs a warning of the function, or of one of its attachments.
+    #[cold]
+    pub(crate) fn warn(&mut self, now: Nanos, from: Option<AttachmentId>, warning: Warning<'_>) {
+        warning.log(&mut self.warnings, now, &self.name, &self.spec, from);
+    }
+
     /// Rebuilds the list of attachments that have a client.
     pub(crate) fn refresh_clients(&mut self) {
         self.clients.clear();
@@ -128,6 +138,16 @@ impl FunctionState {
         }
         if has_changed {
             self.refresh_rings();
+        }
+    }
+
+    /// Counts an error of DMA, and logs it unless the client has just ended.
+    #[cold]
+    pub(crate) fn record_dma_error(&mut self, now: Nanos, attachment_id: AttachmentId, error: &DmaError) {
+        let Some(attachment) = self.attachments.get_mut(usize::from(attachment_id.0)) else { return };
+        attachment.count_dma_error(error);
+        if !matches!(error, DmaError::Gone) {
+            self.warn(now, Some(attachment_id), Warning::failed(error));
         }
     }
 

@@ -23,6 +23,7 @@ use crate::{
     interrupt::Raised,
     time::Nanos,
     trace::Event,
+    warning::Warning,
 };
 
 /// Limit for each attachment on DMA reads in flight: those sent as messages, plus those whose
@@ -70,6 +71,25 @@ impl Context<'_> {
     /// Returns the function's ports to the fabric.
     pub fn ports(&mut self) -> Ports<'_> {
         self.fabric.ports(self.function.id, self.shared.now)
+    }
+
+    /// Logs and traces that the device has set an error bit, dropped a packet, or refused an access. `from` is
+    /// the attachment that caused it or suffers it, or `None` if that is not known.
+    ///
+    /// The number of lines is limited: see [`crate::warning`].
+    #[cold]
+    pub fn warn(&mut self, from: impl Into<Option<AttachmentId>>, warning: Warning<'_>) {
+        let from = from.into();
+        if let Some(sink) = &mut self.shared.trace {
+            sink.event(self.shared.now, self.function.id, from, &Event::Warning(warning));
+        }
+        self.function.warn(self.shared.now, from, warning);
+    }
+
+    /// Counts warnings that the device has not passed to [`Context::warn`], because they were too
+    /// many for the log.
+    pub fn suppress_warnings(&mut self, count: u64) {
+        self.function.warnings.suppress(count);
     }
 
     /// Requests a call of [`crate::device::Device::step`] at `time` at the latest.
@@ -135,8 +155,16 @@ impl Context<'_> {
     }
 
     /// Sets the level of an attachment's INTx line. A reset deasserts it. Without a client it has
-    /// no effect.
+    /// no effect. A function whose description has no INTx pin has no line either: the call has no
+    /// effect, and asserting the line is logged.
     pub fn set_intx(&mut self, attachment_id: AttachmentId, asserted: bool) {
+        if !self.function.spec.intx {
+            if asserted {
+                let rule = &"a device that calls set_intx has an INTx pin: set `intx` in its FunctionSpec";
+                self.warn(attachment_id, Warning::refused(rule));
+            }
+            return;
+        }
         let Some(attachment) = self.function.attachments.get_mut(usize::from(attachment_id.0)) else {
             return;
         };
@@ -219,7 +247,7 @@ impl Context<'_> {
         };
 
         if let Err(error) = &result {
-            attachment.count_dma_error(error);
+            self.function.record_dma_error(self.shared.now, attachment_id, error);
         }
 
         let outcome = result.as_ref().map(|filled| &filled.buffer[..filled.length]).map_err(|&error| error);
@@ -279,7 +307,7 @@ impl Context<'_> {
 
         match &result {
             Ok(()) => attachment.counters.dma_written_bytes += data.len() as u64,
-            Err(error) => attachment.count_dma_error(error),
+            Err(error) => self.function.record_dma_error(self.shared.now, attachment_id, error),
         }
 
         self.shared.trace(self.function.id, attachment_id, Event::DmaWrite { iova, data, outcome: result });
@@ -425,12 +453,10 @@ impl Context<'_> {
         Ok((memory, self.fabric.ports(function, now)))
     }
 
-    /// Counts an error of [`GuestMemoryView`], and sets the status bits that belong to it. All
-    /// other DMA operations count their errors themselves.
+    /// Counts an error of [`GuestMemoryView`], sets the status bits that belong to it, and logs it.
+    /// All other DMA operations do so themselves.
     pub fn count_dma_error(&mut self, attachment_id: AttachmentId, error: &DmaError) {
-        if let Some(attachment) = self.function.attachments.get_mut(usize::from(attachment_id.0)) {
-            attachment.count_dma_error(error);
-        }
+        self.function.record_dma_error(self.shared.now, attachment_id, error);
     }
 
     /// Begins a new incarnation of a companion, and returns the device's end of its FIFOs. The

@@ -1,5 +1,7 @@
 //! The errors of building a fabric, and the reasons why it refuses packets.
 
+use std::fmt::{self, Display, Formatter};
+
 use thiserror::Error;
 
 use super::{LinkId, MAX_CHANNELS, MAX_CREDITS, MAX_FUNCTIONS, MAX_PACKET, MAX_PORTS, Packet};
@@ -23,6 +25,16 @@ pub enum FabricError {
         function: FunctionId,
         /// Number of the port.
         port: u8,
+    },
+    /// The device has fewer ports: see [`crate::device::Device::ports`].
+    #[error("function {} has no port {port}: {}", function.0, PortCount(*ports))]
+    NoPort {
+        /// Number of the function.
+        function: FunctionId,
+        /// Number of the port.
+        port: u8,
+        /// Number of ports that the device has.
+        ports: u8,
     },
     /// The function's number is not below [`MAX_FUNCTIONS`].
     #[error("function {} is not below {MAX_FUNCTIONS}", function.0)]
@@ -81,6 +93,20 @@ pub enum FabricError {
         /// Number of the virtual channel.
         channel: usize,
     },
+}
+
+/// The number of a device's ports, as messages name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortCount(pub u8);
+
+impl Display for PortCount {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => f.write_str("it has no ports"),
+            1 => f.write_str("it has one, port 0"),
+            count => write!(f, "it has {count}, from 0 to {}", count - 1),
+        }
+    }
 }
 
 /// Reason why the fabric does not take a packet, or has no buffer for one.

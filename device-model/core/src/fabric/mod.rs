@@ -59,7 +59,7 @@ pub mod wheel;
 mod wires;
 
 pub use self::{
-    error::{FabricError, Refusal, Unsent},
+    error::{FabricError, PortCount, Refusal, Unsent},
     fault::{Fault, FaultHook, MAX_RETRIES},
     link::{CreditUnit, Direction, LaneStats, LinkId, LinkSpec, MAX_CHANNELS, MAX_CREDITS},
     packet::{Contents, Packet},
@@ -99,6 +99,8 @@ pub struct Fabric {
     /// Links by node and port. A device's view borrows those of its node.
     links: Vec<Vec<PortLink>>,
     traffic: Traffic,
+    /// Numbers of ports by function number. A function beyond has [`MAX_PORTS`].
+    port_counts: Vec<u8>,
 }
 
 /// The part of a fabric that packets change, and that a device's view shares with all others.
@@ -189,6 +191,16 @@ impl Fabric {
         Self::default()
     }
 
+    /// Sets the number of a function's ports, at most [`MAX_PORTS`]. Links that the function has
+    /// stay.
+    pub fn set_port_count(&mut self, function: FunctionId, ports: u8) {
+        let number = function.0 as usize;
+        if self.port_counts.len() <= number {
+            self.port_counts.resize(number + 1, MAX_PORTS);
+        }
+        self.port_counts[number] = ports.min(MAX_PORTS);
+    }
+
     /// Connects two ports, each given as its function and its number, by a link.
     /// [`Direction::Forward`] is from `a` to `b`.
     pub fn connect(
@@ -206,6 +218,10 @@ impl Fabric {
         for (function, port) in [a, b] {
             if port >= MAX_PORTS {
                 return Err(FabricError::PortOutOfRange { function, port });
+            }
+            let ports = self.port_counts.get(function.0 as usize).copied().unwrap_or(MAX_PORTS);
+            if port >= ports {
+                return Err(FabricError::NoPort { function, port, ports });
             }
             let node = self.traffic.node_of(function)?;
             if self.link_at(node, port).is_some() {

@@ -252,6 +252,10 @@ fn invalid_links_are_refused() {
     assert_eq!(taken, Err(FabricError::PortTaken { function: A, port: 0 }));
     assert_eq!(itself, Err(FabricError::PortTaken { function: A, port: 1 }));
     assert_eq!(port, Err(FabricError::PortOutOfRange { function: A, port: 64 }));
+    fabric.set_port_count(B, 2);
+    let missing = fabric.connect((A, 1), (B, 2), LinkSpec::default());
+    assert_eq!(missing, Err(FabricError::NoPort { function: B, port: 2, ports: 2 }));
+    assert_eq!(missing.unwrap_err().to_string(), "function 1 has no port 2: it has 2, from 0 to 1");
     assert_eq!(function, Err(FabricError::FunctionOutOfRange { function: FunctionId(1 << 16) }));
     for bytes in [0, MAX_PACKET + 1] {
         let size = fabric.connect((A, 1), (B, 1), LinkSpec { max_packet: bytes, ..LinkSpec::default() });

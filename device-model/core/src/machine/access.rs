@@ -11,6 +11,7 @@ use crate::{
     panic::DeviceMethod,
     pci::MAX_TABLE_WRITE,
     trace::Event,
+    warning::Warning,
 };
 
 /// The widest write that a device takes in one piece, in bytes.
@@ -89,12 +90,9 @@ impl Machine {
         data: &mut [u8],
     ) -> Result<Access, AccessError> {
         let accessed = self.guarded(|machine| {
-            machine.active_for_client(function, attachment_id)?.read(
-                attachment_id,
-                region_index,
-                offset,
-                data,
-            )
+            let mut active = machine.active_for_client(function, attachment_id)?;
+            let read = active.read(attachment_id, region_index, offset, data);
+            read.inspect_err(|error| active.warn_of_access(attachment_id, error))
         });
 
         accessed.unwrap_or_else(|_| {
@@ -120,12 +118,9 @@ impl Machine {
         data: &[u8],
     ) -> Result<Access, AccessError> {
         let accessed = self.guarded(|machine| {
-            machine.active_for_client(function, attachment_id)?.write(
-                attachment_id,
-                region_index,
-                offset,
-                data,
-            )
+            let mut active = machine.active_for_client(function, attachment_id)?;
+            let written = active.write(attachment_id, region_index, offset, data);
+            written.inspect_err(|error| active.warn_of_access(attachment_id, error))
         });
 
         // After a panic of the device, the function is out of service: its writes have no effect.
@@ -396,6 +391,14 @@ impl ActiveFunction<'_> {
         self.stop_messages(attachment_id)?;
 
         Ok(Access::BusMasteringLost)
+    }
+
+    /// Logs and traces an access that was refused.
+    #[cold]
+    fn warn_of_access(&mut self, attachment_id: AttachmentId, error: &AccessError) {
+        let warning = Warning::refused(error);
+        self.trace(attachment_id, Event::Warning(warning));
+        self.slot.state.warn(self.shared.now, Some(attachment_id), warning);
     }
 
     /// Checks that a range lies in a region.

@@ -213,6 +213,7 @@ impl FunctionSlot {
 
 impl Drop for FunctionSlot {
     fn drop(&mut self) {
+        self.state.warnings.log_suppressed(&self.state.name);
         self.drop_device();
     }
 }

@@ -144,10 +144,11 @@ impl ActiveFunction<'_> {
             Err(error) => Err(error),
         };
 
-        let attachment = self.attachment(attachment_id)?;
         match &result {
-            Ok(filled) => attachment.counters.dma_read_bytes += filled.length as u64,
-            Err(error) => attachment.count_dma_error(error),
+            Ok(filled) => {
+                self.attachment(attachment_id)?.counters.dma_read_bytes += filled.length as u64;
+            }
+            Err(error) => self.slot.state.record_dma_error(self.shared.now, attachment_id, error),
         }
 
         self.slot.state.queue_result(Completion { attachment_id, token, result });
@@ -170,11 +171,11 @@ impl ActiveFunction<'_> {
 
         tenant.remote_writes.swap_remove(position);
         let is_last = tenant.remote_writes.is_empty();
-        let attachment = self.attachment(attachment_id)?;
         if let Err(error) = &result {
-            attachment.count_dma_error(error);
+            self.slot.state.record_dma_error(self.shared.now, attachment_id, error);
         }
 
+        let attachment = self.attachment(attachment_id)?;
         if is_last {
             // Interrupts without a sink are not delivered, and become pending.
             for &vector in attachment.interrupts.release() {

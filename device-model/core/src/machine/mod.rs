@@ -70,6 +70,7 @@ use crate::{
     spec::{MAX_NAME, Scope, SpecError, validate_registers},
     time::Nanos,
     trace::{Event, TraceSink},
+    warning::WarningLimit,
 };
 pub use crate::{
     attachment::{ClientWaker, DMA_QUOTA},
@@ -161,9 +162,9 @@ impl Machine {
     pub fn add_function(&mut self, name: &str, device: Box<dyn Device>) -> Result<FunctionId, SpecError> {
         // A device that panicked is dropped, so no code sees the state that the panic left behind.
         let described = panic::catch_unwind(AssertUnwindSafe(|| {
-            (device.spec(), device.lets_clients_sleep(), device.registers())
+            (device.spec(), device.ports(), device.lets_clients_sleep(), device.registers())
         }));
-        let (spec, lets_clients_sleep, registers) = match described {
+        let (spec, ports, lets_clients_sleep, registers) = match described {
             Ok(described) => described,
             Err(payload) => {
                 drop_device(device);
@@ -194,6 +195,7 @@ impl Machine {
             wake_at: Nanos::NEVER,
             panic: None,
             registers,
+            warnings: WarningLimit::default(),
         };
 
         self.slots.push(FunctionSlot {
@@ -209,6 +211,7 @@ impl Machine {
             lent: Lent::NOTHING,
         });
         self.schedule.set_functions(self.slots.len());
+        self.fabric.set_port_count(id, ports);
 
         Ok(id)
     }

@@ -11,6 +11,8 @@ use crate::{
     ids::AttachmentId,
     panic::DeviceMethod,
     posted::{Posted, PostedCounts},
+    trace::Event,
+    warning::Warning,
 };
 
 /// Result of draining a ring.
@@ -128,10 +130,23 @@ impl ActiveFunction<'_> {
                 tenant.rings = rings;
             }
         }
+        if malformed > 0 {
+            self.warn_of_malformed(attachment_id, malformed);
+        }
 
         self.update_timer();
 
         Drained { moved: carried_out + malformed > 0, stalled }
+    }
+
+    /// Logs the records of a ring that were skipped.
+    #[cold]
+    fn warn_of_malformed(&mut self, attachment_id: AttachmentId, malformed: u64) {
+        let rule =
+            "a record of a posted-write ring is well formed, and goes to one of the device's registers";
+        let warning = Warning::refused(&rule).value(malformed);
+        self.trace(attachment_id, Event::Warning(warning));
+        self.slot.state.warn(self.shared.now, Some(attachment_id), warning);
     }
 }
 

@@ -43,6 +43,16 @@ pub enum SpecError {
         /// Its size in bytes.
         size: u64,
     },
+    /// A BAR of I/O ports is larger than PCI permits (Local Bus 3.0, 6.2.5.1).
+    #[error(
+        "BAR {bar} of {size} bytes of I/O ports: PCI permits at most 256 in one BAR, so use memory or several BARs"
+    )]
+    IoBarSize {
+        /// Number of the BAR.
+        bar: u8,
+        /// Its size in bytes.
+        size: u64,
+    },
     /// The BAR after a 64-bit BAR is taken or does not exist.
     #[error("BAR {bar} is 64 bits wide, so the next one must be left out")]
     Bar64 {

@@ -10,8 +10,10 @@ use nicforge_core::{
     ids::AttachmentId,
     interrupt::{INTX, MSIX},
     machine::{Machine, region},
+    spec::FunctionSpec,
     time::Nanos,
 };
+use nicforge_test_kit::LogLines;
 
 /// Runs an action with the device's context in a step.
 fn act(machine: &mut Machine, probe: &Probe, action: impl FnOnce(&mut Context<'_>) + Send + 'static) {
@@ -118,6 +120,24 @@ fn line_is_counted_each_time_it_rises() {
     });
 
     assert_eq!(machine.attachment_counters(F, A).unwrap().interrupts, 2);
+}
+
+#[test]
+fn line_of_a_function_without_a_pin_is_refused() {
+    let mut machine = Machine::new();
+    let (_, probe) = add(&mut machine, "node0", FunctionSpec { intx: false, ..spec() });
+    attach(&mut machine, A);
+
+    let lines = LogLines::of(|| {
+        act(&mut machine, &probe, |context| {
+            context.set_intx(A, false);
+            context.set_intx(A, true);
+        });
+    });
+
+    let rule = "a device that calls set_intx has an INTx pin: set `intx` in its FunctionSpec";
+    assert_eq!(lines, [format!("refused node=node0 attachment=a rule={rule}")]);
+    assert_eq!(machine.attachment_counters(F, A).unwrap().interrupts, 0);
 }
 
 #[test]

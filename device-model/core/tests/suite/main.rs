@@ -25,3 +25,4 @@ mod spec;
 mod trace;
 mod virtual_time;
 mod waiting_clients;
+mod warnings;

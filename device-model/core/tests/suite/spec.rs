@@ -94,7 +94,12 @@ fn bar_sizes_are_powers_of_two_in_range() {
         let outcome = changed(|spec| spec.bars[5] = Some(BarSpec::trapped(size)));
         assert_eq!(outcome, Err(SpecError::BarSize { bar: 5, size }));
     }
-    assert_eq!(changed(|spec| spec.bars[5] = Some(BarSpec::io(4))), Ok(()));
+    for size in [4, 256] {
+        assert_eq!(changed(|spec| spec.bars[5] = Some(BarSpec::io(size))), Ok(()));
+    }
+    let refused = changed(|spec| spec.bars[5] = Some(BarSpec::io(512)));
+    assert_eq!(refused, Err(SpecError::IoBarSize { bar: 5, size: 512 }));
+    assert!(refused.unwrap_err().to_string().contains("at most 256"));
 }
 
 #[test]

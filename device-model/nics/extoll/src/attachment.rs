@@ -16,7 +16,7 @@ use nicforge_hwi::extoll::{MAX_VPIDS, vector, window};
 use nicforge_kit::{AttachmentSet, InterruptEnables};
 use nicforge_shm::SharedU64;
 
-use crate::{config::CardConfig, mirror::Mirror, per_client::PerClient, rma, velo};
+use crate::{config::CardConfig, failure::Failure, mirror::Mirror, per_client::PerClient, rma, velo};
 
 /// A set of a card's attachments.
 pub(crate) type Set = AttachmentSet<{ (MAX_VPIDS as usize + 1).div_ceil(64) }>;
@@ -134,15 +134,15 @@ impl Attachments {
         }
     }
 
-    /// Counts an error of an attachment and raises its error interrupt. `about` is what the error
-    /// is about, such as the offset of a register; the last error word holds 32 bits of it.
+    /// Counts an error of an attachment, logs it, and raises the error interrupt.
     #[cold]
-    pub(crate) fn fail(&mut self, context: &mut Context<'_>, id: AttachmentId, code: u8, about: u64) {
+    pub(crate) fn fail(&mut self, context: &mut Context<'_>, id: AttachmentId, failure: Failure) {
+        context.warn(id, failure.warning());
         self.errors += 1;
         let Some(attachment) = self.get(id) else { return };
 
         attachment.errors.count += 1;
-        attachment.errors.last = u64::from(code) | (about & 0xffff_ffff) << 8;
+        attachment.errors.last = failure.last_error();
         self.mark_changed(id);
         self.raise(context, id, vector::ERROR);
     }

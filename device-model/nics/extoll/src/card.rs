@@ -15,6 +15,7 @@ use crate::{
     command_budget::CommandBudget,
     config::{CardConfig, ConfigError},
     directory::Directory,
+    failure::Failure,
     registers::{AdminRegister, InterruptRegister, NotWritable, Register},
     rma::Rma,
     switch::Switch,
@@ -137,7 +138,7 @@ impl Card {
             Err(code) => code,
         };
 
-        self.parts.attachments.fail(context, from, code, offset);
+        self.parts.attachments.fail(context, from, Failure::of_register(code, offset));
     }
 
     /// Answers a read of BAR 0 without its effects. Returns false if the read would be refused.
@@ -193,7 +194,8 @@ impl Card {
             (Ok(_), None) => error::REGISTER_ACCESS,
         };
 
-        self.parts.attachments.fail(context, from, code, offset);
+        let failure = Failure::of_register(code, offset).with_value(u64::from_write(data));
+        self.parts.attachments.fail(context, from, failure);
     }
 
     /// Writes a register.

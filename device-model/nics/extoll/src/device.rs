@@ -12,7 +12,9 @@ use nicforge_core::{
     time::Nanos,
 };
 use nicforge_hwi::{
-    extoll::{BAR_DIRECTORY, BAR_VELO, REGISTER_MAP, REGISTERS, RING_CELLS, mirror, reg, vector, window},
+    extoll::{
+        BAR_DIRECTORY, BAR_VELO, LINKS, REGISTER_MAP, REGISTERS, RING_CELLS, mirror, reg, vector, window,
+    },
     extoll_velo::address,
     pci,
 };
@@ -31,7 +33,7 @@ use crate::{
 /// served.
 const MESSAGE_ROW: u32 = 32;
 /// BAR of the register file.
-const BAR_REGISTERS: u8 = 0;
+pub(crate) const BAR_REGISTERS: u8 = 0;
 
 impl Card {
     /// Returns whether a step can do anything: whether the switch has packets, or a unit has work.
@@ -163,6 +165,10 @@ impl Device for Card {
 
     fn registers(&self) -> &'static [Register] {
         REGISTER_MAP
+    }
+
+    fn ports(&self) -> u8 {
+        LINKS as u8
     }
 
     fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {

@@ -9,6 +9,7 @@ mod command_budget;
 pub mod config;
 mod device;
 mod directory;
+mod failure;
 pub mod family;
 mod mirror;
 pub mod packet;

@@ -18,6 +18,7 @@ use crate::{
     command_budget::{self, CommandBudget},
     config::CardConfig,
     directory::Directory,
+    failure::Failure,
     packet::{FRAMING, PacketHeader},
     ring_registers::{RingLimits, RingRegisters},
     switch::{Refused, Switch},
@@ -91,11 +92,10 @@ impl UnitContext<'_, '_> {
         server.work(self.context.now(), self.parts.config.clock, cycles);
     }
 
-    /// Counts an error of an attachment and raises its error interrupt. `about` is what the error
-    /// is about, such as the offset of a register; the last error word holds 32 bits of it.
+    /// Counts an error of an attachment, logs it, and raises the error interrupt.
     #[cold]
-    pub(crate) fn fail(&mut self, attachment: AttachmentId, code: u8, about: u64) {
-        self.parts.attachments.fail(self.context, attachment, code, about);
+    pub(crate) fn fail(&mut self, attachment: AttachmentId, failure: Failure) {
+        self.parts.attachments.fail(self.context, attachment, failure);
     }
 
     /// Takes a lease of a client's memory for the ring that its registers describe, and charges its

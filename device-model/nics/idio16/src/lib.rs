@@ -169,6 +169,10 @@ impl Device for Idio16 {
         REGISTER_MAP
     }
 
+    fn ports(&self) -> u8 {
+        0
+    }
+
     fn read(&mut self, context: &mut Context<'_>, _: AttachmentId, at: Address, data: &mut [u8]) {
         // The card's bus is one byte wide, so a wider access is one access for each byte.
         for (port, byte) in (at.offset..).zip(data) {

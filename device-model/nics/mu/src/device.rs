@@ -13,7 +13,7 @@ use nicforge_core::{
 use nicforge_hwi::{
     mu::{BAR_REGISTERS, MIRROR, REGISTER_MAP, REGISTERS, RING_CELLS, vector},
     mu_dcr::counter,
-    mu_packet::{DIMENSIONS, Destination},
+    mu_packet::{DIMENSIONS, Destination, PORTS},
     pci,
 };
 use nicforge_network::router::Bypass;
@@ -214,6 +214,10 @@ impl Device for MessageUnit {
         REGISTER_MAP
     }
 
+    fn ports(&self) -> u8 {
+        PORTS
+    }
+
     fn attached(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId) {
         self.unit.begin_tenancy(&self.network, context, attachment_id);
         context.wake_at(Nanos::ZERO);
@@ -285,6 +289,7 @@ impl Device for MessageUnit {
         self.unit.poll_barriers(&self.network);
         self.unit.poll_lines(&self.network);
         self.unit.poll_network(&self.network);
+        self.network.log_counts(context);
         self.unit.publish_changes(context);
         if has_more { Progress::Busy } else { Progress::Idle }
     }

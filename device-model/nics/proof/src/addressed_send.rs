@@ -23,6 +23,7 @@ use nicforge_core::{
     ids::{Address, AttachmentId},
     register::Register,
     spec::{BarSpec, FunctionSpec, NicSizes},
+    warning::Warning,
 };
 use nicforge_hwi::{pci, proof::addressed_send::*};
 use nicforge_kit::RegisterValue;
@@ -136,6 +137,10 @@ impl Device for AddressedSend {
         REGISTER_MAP
     }
 
+    fn ports(&self) -> u8 {
+        0
+    }
+
     fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
         self.reset_attachment(context, attachment);
     }
@@ -192,6 +197,11 @@ impl Device for AddressedSend {
 
         client.is_stalled = false;
         client.bad_sends += u64::from(outcome.is_none());
+        if outcome.is_none() {
+            let rule =
+                &"a send has 1 byte to a slot's, an offset that names a tag, and a target with a client";
+            context.warn(from, Warning::dropped(rule).register(at).written(data));
+        }
         Write::Accepted
     }
 

@@ -29,6 +29,7 @@ use nicforge_core::{
     ids::{Address, AttachmentId, DmaToken},
     register::Register,
     spec::{FunctionSpec, NicSizes},
+    warning::Warning,
 };
 use nicforge_hwi::{pci, proof::checksum::*};
 use nicforge_kit::{RegisterValue, retry};
@@ -195,6 +196,8 @@ impl Checksum {
         let channel = &mut self.channels[usize::from(attachment.0)];
         let is_idle = matches!(channel.state, State::Idle);
         if !is_idle || !(1..=MAX_LENGTH).contains(&channel.length) {
+            let rule = &"a start has 1 byte to the longest sum, and no sum is in progress";
+            context.warn(attachment, Warning::refused(rule).value(channel.length.into()));
             return self.refuse(context, attachment);
         }
 
@@ -315,6 +318,10 @@ impl Device for Checksum {
 
     fn registers(&self) -> &'static [Register] {
         REGISTER_MAP
+    }
+
+    fn ports(&self) -> u8 {
+        0
     }
 
     fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {

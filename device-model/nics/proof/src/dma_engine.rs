@@ -26,6 +26,7 @@ use nicforge_core::{
     register::Register,
     spec::{FunctionSpec, NicSizes},
     time::Nanos,
+    warning::Warning,
 };
 use nicforge_hwi::{pci, proof::dma_engine::*};
 use nicforge_kit::{RegisterValue, retry};
@@ -117,7 +118,11 @@ impl DmaEngine {
                 Err(_) => channel.retry_later(context),
             },
             Next::Finish => self.end(context, attachment, 0),
-            Next::Fail(status) => self.end(context, attachment, status),
+            Next::Fail(status) => {
+                let rule = &"a descriptor's length is permitted, its bytes have addresses, and no reserved bit is set";
+                context.warn(attachment, Warning::refused(rule).value(channel.done.into()));
+                self.end(context, attachment, status);
+            }
         }
     }
 
@@ -168,6 +173,10 @@ impl Device for DmaEngine {
         REGISTER_MAP
     }
 
+    fn ports(&self) -> u8 {
+        0
+    }
+
     fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
         self.reset_attachment(context, attachment);
     }
@@ -212,6 +221,8 @@ impl Device for DmaEngine {
                 if channel.start() {
                     self.advance(context, from);
                 } else {
+                    let rule = &"a start has a list of valid length at an aligned address, and no list is in progress";
+                    context.warn(from, Warning::refused(rule).register(at).written(data));
                     self.end(context, from, STATUS_BAD_START);
                 }
             }

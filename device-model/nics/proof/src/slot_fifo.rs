@@ -29,6 +29,7 @@ use nicforge_core::{
     ids::{Address, AttachmentId},
     register::Register,
     spec::{FunctionSpec, NicSizes},
+    warning::Warning,
 };
 use nicforge_hwi::{pci, proof::slot_fifo::*};
 use nicforge_kit::RegisterValue;
@@ -85,6 +86,9 @@ struct Slots {
     bad_head: Option<u64>,
 }
 
+/// The rule that the width of an access to the port can break.
+const WIDTH_RULE: &str = "an access to the port has 8 bytes";
+
 impl SlotFifo {
     /// Builds the card in the state of power-on. It has [`ATTACHMENTS`] attachments.
     pub fn new() -> Self {
@@ -98,8 +102,10 @@ impl SlotFifo {
         context.set_intx(attachment, false);
     }
 
-    /// Counts an error, and sets its bit. A bit that was not set before raises the interrupt.
-    fn fail(&mut self, context: &mut Context<'_>, attachment: AttachmentId, bit: u32) {
+    /// Counts and logs an error, and sets its bit. A bit that was not set before raises the
+    /// interrupt.
+    fn fail(&mut self, context: &mut Context<'_>, attachment: AttachmentId, bit: u32, warning: Warning<'_>) {
+        context.warn(attachment, warning);
         self.errors += 1;
 
         let fifo = &mut self.fifos[usize::from(attachment.0)];
@@ -133,6 +139,10 @@ impl Device for SlotFifo {
         REGISTER_MAP
     }
 
+    fn ports(&self) -> u8 {
+        0
+    }
+
     fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
         self.reset_attachment(context, attachment);
     }
@@ -160,11 +170,14 @@ impl Device for SlotFifo {
         }
 
         if at.offset != REG_PORT || data.len() != 8 {
-            return self.fail(context, from, ERROR_WIDTH);
+            return self.fail(context, from, ERROR_WIDTH, Warning::refused(&WIDTH_RULE).register(at));
         }
         match self.fifos[usize::from(from.0)].pop_word() {
             Some(word) => word.answer_read(data),
-            None => self.fail(context, from, ERROR_EMPTY),
+            None => {
+                let warning = Warning::refused(&"the port has a word to read").register(at);
+                self.fail(context, from, ERROR_EMPTY, warning);
+            }
         }
     }
 
@@ -191,10 +204,14 @@ impl Device for SlotFifo {
             (REG_PORT, _, Some(word)) => {
                 let accepted = fifo.push_word(word);
                 if !accepted {
-                    self.fail(context, from, ERROR_FULL);
+                    let warning = Warning::refused(&"the send FIFO has room for a message");
+                    self.fail(context, from, ERROR_FULL, warning.register(at).value(word));
                 }
             }
-            (offset, ..) if is_port(offset) => self.fail(context, from, ERROR_WIDTH),
+            (offset, ..) if is_port(offset) => {
+                let warning = Warning::refused(&WIDTH_RULE).register(at).written(data);
+                self.fail(context, from, ERROR_WIDTH, warning);
+            }
             _ => {}
         }
 
@@ -211,7 +228,8 @@ impl Device for SlotFifo {
                 Ok(delivery) => {
                     self.delivered += delivery.count;
                     if delivery.bad_pointer {
-                        self.fail(context, attachment, ERROR_POINTER);
+                        let rule = &"the read pointer moves forward, and no further than the messages";
+                        self.fail(context, attachment, ERROR_POINTER, Warning::failed(rule));
                     }
                     if delivery.may_sleep {
                         context.interrupt(attachment, VECTOR_RECEIVE);

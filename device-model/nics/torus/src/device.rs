@@ -10,6 +10,7 @@ use nicforge_core::{
     register::Register,
     spec::{AreaKind, AttachmentSpec, BarSpec, FunctionSpec, Identity, NicSizes, Scope},
     time::Nanos,
+    warning::Warning,
 };
 use nicforge_hwi::{
     pci,
@@ -18,7 +19,7 @@ use nicforge_hwi::{
         reg, shared, vector, window,
     },
 };
-use nicforge_kit::retry;
+use nicforge_kit::{CountWatch, retry};
 use nicforge_network::router::Router;
 use nicforge_shm::SharedMemory;
 
@@ -33,7 +34,7 @@ use crate::{
 /// PCI class code: network controller, other, without a programming interface.
 const NETWORK_CONTROLLER: u32 = 0x02_80_00;
 /// BAR of the registers.
-const BAR_REGISTERS: u8 = 0;
+pub(crate) const BAR_REGISTERS: u8 = 0;
 /// Longest time for which a change of a life waits for packets of the former one, in nanoseconds.
 const MAX_LINGER: u64 = 1_000_000_000;
 /// Time between two looks at such packets, in nanoseconds. No event tells that they have arrived.
@@ -59,6 +60,13 @@ struct Counts {
     interrupts: u64,
 }
 
+/// Counts of which each rise is logged.
+#[derive(Debug, Default)]
+struct Watches {
+    discarded: CountWatch,
+    undeliverable: CountWatch,
+}
+
 /// The packets that a round of a step has moved.
 #[derive(Clone, Copy, Debug, Default)]
 struct Round {
@@ -81,6 +89,7 @@ pub struct TorusNic {
     pub(crate) hint_cutoffs: [u32; 2],
     pub(crate) cleared: ClearedErrors,
     counts: Counts,
+    watches: Watches,
 }
 
 impl TorusNic {
@@ -99,6 +108,7 @@ impl TorusNic {
             hint_cutoffs: [0; 2],
             cleared: ClearedErrors::default(),
             counts: Counts::default(),
+            watches: Watches::default(),
             site,
         };
         nic.hint_cutoffs = nic.default_cutoffs();
@@ -137,11 +147,24 @@ impl TorusNic {
     fn publish(&mut self, context: &mut Context<'_>) {
         for core in 0..CORES {
             let life = self.site.lives.life(self.site.node, core);
-            let due = self.groups[usize::from(core)].publish(life);
+            let group = &mut self.groups[usize::from(core)];
+            group.warnings.log(context);
+            let due = group.publish(life);
             if due != 0 {
                 self.raise(context, AttachmentId(core), due);
             }
         }
+    }
+
+    /// Logs packets without a receiver or a way.
+    #[inline]
+    fn log_counts(&mut self, context: &mut Context<'_>) {
+        self.watches.discarded.check(context, None, self.counts.discarded, || {
+            Warning::dropped(&"a packet goes to a core whose client, of the life that it names, is there")
+        });
+        self.watches.undeliverable.check(context, None, self.router.counters().dropped, || {
+            Warning::dropped(&"the network has a way for a packet")
+        });
     }
 
     /// Moves packets out of the injection FIFOs, through the router, and into the reception FIFOs,
@@ -292,6 +315,10 @@ impl Device for TorusNic {
         REGISTER_MAP
     }
 
+    fn ports(&self) -> u8 {
+        PORTS
+    }
+
     fn attached(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId) {
         let Some(group) = group_of(attachment_id) else { return };
         let memory = |bar| context.memory(attachment_id, bar);
@@ -359,6 +386,7 @@ impl Device for TorusNic {
             moved += round.moved;
         }
 
+        self.log_counts(context);
         self.show_lives(context);
         self.publish(context);
         if moved > 0 { Progress::Busy } else { Progress::Idle }

@@ -2,7 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
-use nicforge_core::fabric::{Packet, Ports};
+use nicforge_core::{
+    fabric::{Packet, Ports},
+    ids::AttachmentId,
+    warning::Warning,
+};
 use nicforge_hwi::{
     torus::{
         CORES, FIFO, INJECTION_FIFOS, PRIORITY_RECEPTION, PacketHeader, RECEPTION_FIFOS, Status, TRAILER,
@@ -10,7 +14,7 @@ use nicforge_hwi::{
     },
     torus_dcr::watermark,
 };
-use nicforge_kit::{InterruptEnables, MirrorWord};
+use nicforge_kit::{InterruptEnables, MirrorWord, PendingWarnings};
 use nicforge_network::router::Router;
 use nicforge_shm::{MemoryError, SharedMemory, SharedU32};
 use zerocopy::FromBytes;
@@ -129,6 +133,8 @@ pub(crate) struct Group {
     errors: u32,
     /// Errors since power-on.
     all_errors: u64,
+    /// Lines of the log for the errors that no access shows.
+    pub(crate) warnings: PendingWarnings,
 }
 
 /// The interrupts of a core.
@@ -166,6 +172,7 @@ impl Group {
             watermarks: 0,
             errors: 0,
             all_errors: 0,
+            warnings: PendingWarnings::default(),
         }
     }
 
@@ -235,11 +242,22 @@ impl Group {
         self.all_errors
     }
 
-    /// Handles a write of an injection FIFO's tail.
-    pub(crate) fn set_tail(&mut self, fifo: usize, tail: u32) {
-        if !self.injection[fifo].set_tail(tail) {
+    /// Handles a write of an injection FIFO's tail. Returns false, and counts an error, if the tail
+    /// is impossible.
+    pub(crate) fn set_tail(&mut self, fifo: usize, tail: u32) -> bool {
+        let is_possible = self.injection[fifo].set_tail(tail);
+        if !is_possible {
             self.count_errors(1);
         }
+        is_possible
+    }
+
+    /// Counts errors of the client that are seen in its memory, and logs them with the next
+    /// [`Group::publish`].
+    #[cold]
+    fn report_errors(&mut self, errors: u32, warning: Warning<'static>) {
+        self.count_errors(errors);
+        self.warnings.push(AttachmentId(self.core), warning.value(errors.into()));
     }
 
     /// Frees the chunks that software has taken, and notes the interrupts whose condition no longer
@@ -278,7 +296,10 @@ impl Group {
                 all.add(fifo.inject(ring, site, router, ports, limit.saturating_sub(all.packets)));
             }
         }
-        self.count_errors(all.wrong);
+        if all.wrong > 0 {
+            let rule = &"a packet's header names a node, a FIFO and a length that exist";
+            self.report_errors(all.wrong, Warning::dropped(rule));
+        }
         all
     }
 
@@ -292,7 +313,10 @@ impl Group {
             (!is_right).then_some(())
         });
         let wrong = wrong.count() as u32;
-        self.count_errors(wrong);
+        if wrong > 0 {
+            let rule = &"the head of a reception FIFO moves forward, and no further than its tail";
+            self.report_errors(wrong, Warning::failed(rule));
+        }
     }
 
     /// Puts the packets of one of the router's reception FIFOs into memory, at most `limit`.

@@ -1,6 +1,11 @@
 //! The registers of BAR 0.
 
-use nicforge_core::{context::Context, fabric::Ports, ids::AttachmentId};
+use nicforge_core::{
+    context::Context,
+    fabric::Ports,
+    ids::{Address, AttachmentId},
+    warning::Warning,
+};
 use nicforge_hwi::{
     torus::{
         CHANNELS, CORES, INJECTION_FIFOS, KERNEL, PORTS, PRIORITY_INJECTION, PRIORITY_RECEPTION, QUAD,
@@ -10,7 +15,11 @@ use nicforge_hwi::{
 };
 use nicforge_kit::RegisterValue;
 
-use crate::{config::Site, device::TorusNic, group::GROUPS};
+use crate::{
+    config::Site,
+    device::{BAR_REGISTERS, TorusNic},
+    group::GROUPS,
+};
 
 /// A register of BAR 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +86,11 @@ impl Register {
     }
 }
 
+/// Returns the address of the register at an offset.
+fn register_at(offset: u64) -> Address {
+    Address { bar: BAR_REGISTERS, offset }
+}
+
 /// Returns the FIFO group of an attachment; `None` for the kernel, which has none.
 pub(crate) fn group_of(attachment_id: AttachmentId) -> Option<usize> {
     (attachment_id.0 < CORES).then_some(attachment_id.0.into())
@@ -104,7 +118,15 @@ impl TorusNic {
 
         match (register, group_of(from)) {
             (Register::Reception(fifo), Some(group)) => {
-                return self.groups[group].read_port(fifo, offset, data);
+                let group = &mut self.groups[group];
+                let errors = group.all_errors();
+                group.read_port(fifo, offset, data);
+                if group.all_errors() != errors {
+                    let rule =
+                        &"reads of a FIFO's port find a packet, and are quads or their halves in order";
+                    context.warn(from, Warning::refused(rule).register(register_at(offset)));
+                }
+                return;
             }
             (Register::Status | Register::InterruptStatus, Some(group)) => self.groups[group].poll_heads(),
             (Register::OtherStatus, Some(group)) => self.groups[GROUPS - 1 - group].poll_heads(),
@@ -159,14 +181,24 @@ impl TorusNic {
     ) {
         let Some(register) = Register::decode(offset, data.len()) else { return };
         if let (Register::Injection(fifo), Some(group)) = (register, group_of(from)) {
-            self.groups[group].write_port(fifo, offset, data);
+            let group = &mut self.groups[group];
+            let errors = group.all_errors();
+            group.write_port(fifo, offset, data);
+            if group.all_errors() != errors {
+                let rule = &"writes to a FIFO's port find room, and are quads or their halves in order";
+                context.warn(from, Warning::refused(rule).register(register_at(offset)).written(data));
+            }
             return;
         }
 
         let Some(value) = u32::from_write(data) else { return };
         match (register, group_of(from)) {
             (Register::Tail(fifo), Some(group)) => {
-                self.groups[group].set_tail(fifo, value);
+                let is_possible = self.groups[group].set_tail(fifo, value);
+                if !is_possible {
+                    let rule = &"a tail moves forward, and no further than its FIFO has room";
+                    context.warn(from, Warning::refused(rule).register(register_at(offset)).written(data));
+                }
             }
             (Register::HeadsMoved, Some(group)) => self.groups[group].poll_heads(),
             (Register::InterruptEnable, Some(group)) => {

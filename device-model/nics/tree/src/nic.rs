@@ -7,13 +7,16 @@ use nicforge_core::{
     ids::{Address, AttachmentId},
     register::Register,
     spec::{AreaKind, AttachmentSpec, BarSpec, FunctionSpec, Identity, NicSizes, Scope},
+    warning::Warning,
 };
 use nicforge_hwi::{
     pci,
-    tree::{BAR_MIRROR, BAR_WINDOW, CORES, REGISTER_MAP, VC_SYSTEM, VC_USER, VCS, mirror, vector, window},
+    tree::{
+        BAR_MIRROR, BAR_WINDOW, CORES, PORTS, REGISTER_MAP, VC_SYSTEM, VC_USER, VCS, mirror, vector, window,
+    },
     tree_dcr::{REGISTERS, pix},
 };
-use nicforge_kit::{AttachmentSet, retry};
+use nicforge_kit::{AttachmentSet, CountWatch, retry};
 
 use crate::{
     barrier::{self, GlobalInterrupts},
@@ -62,6 +65,14 @@ pub struct TreeNic {
     pub(crate) interrupts: Interrupts,
     /// Error events counted.
     errors: u64,
+    watches: Watches,
+}
+
+/// Counts of the router, of which each rise is logged.
+#[derive(Debug, Default)]
+struct Watches {
+    no_target: CountWatch,
+    mismatched: CountWatch,
 }
 
 impl TreeNic {
@@ -79,6 +90,7 @@ impl TreeNic {
             attached: AttachmentSet::default(),
             interrupts: Interrupts::default(),
             errors: 0,
+            watches: Watches::default(),
             config,
         })
     }
@@ -145,6 +157,7 @@ impl TreeNic {
     /// Raises the interrupts that were requested during the step.
     fn raise_requested(&mut self, context: &mut Context<'_>) {
         for channel in 0..VCS {
+            self.channels[channel].events.warnings.log(context);
             let mut vectors = self.channels[channel].events.take_requested();
             if vectors == 0 {
                 continue;
@@ -211,6 +224,18 @@ impl TreeNic {
         if self.channels.iter().any(|channel| channel.events.is_any_requested()) {
             self.raise_requested(context);
         }
+    }
+
+    /// Logs packets without a route, and operands of different operations.
+    #[inline]
+    fn log_counts(&mut self, context: &mut Context<'_>) {
+        let [system, user] = &self.router.counters;
+        self.watches.no_target.check(context, None, system.no_target + user.no_target, || {
+            Warning::dropped(&"a packet has a route at each node that it reaches")
+        });
+        self.watches.mismatched.check(context, None, system.mismatched + user.mismatched, || {
+            Warning::failed(&"all operands of a class have the same operation and width")
+        });
     }
 
     /// Performs the soft reset of [`nicforge_hwi::tree_dcr::rcfg::RST`].
@@ -292,6 +317,10 @@ impl Device for TreeNic {
 
     fn peek(&self, ports: &Ports<'_>, from: AttachmentId, at: Address, data: &mut [u8]) -> bool {
         self.peek_register(ports, from, at, data)
+    }
+
+    fn ports(&self) -> u8 {
+        PORTS as u8
     }
 
     fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
@@ -411,6 +440,7 @@ impl Device for TreeNic {
             retry::when_starved(context);
         }
 
+        self.log_counts(context);
         self.publish_state_at(context, wire_changes);
         if busy { Progress::Busy } else { Progress::Idle }
     }

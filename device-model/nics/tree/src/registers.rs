@@ -4,6 +4,7 @@ use nicforge_core::{
     context::Context,
     fabric::Ports,
     ids::{Address, AttachmentId},
+    warning::Warning,
 };
 use nicforge_hwi::{
     tree::{ATTACHMENT_ADMIN, PORTS, VC_SYSTEM, VC_USER, VCS},
@@ -67,6 +68,9 @@ impl TreeNic {
             offset => self.read_word(context, from, offset, data),
         };
 
+        if let Err(refused) = &result {
+            context.warn(from, Warning::refused(refused.rule()).register(at));
+        }
         let error = match result {
             Ok(()) | Err(Refused::Reported) => 0,
             Err(Refused::Align) if is_at_second_port(from) => prx::ALIGN1,
@@ -159,6 +163,9 @@ impl TreeNic {
             offset => self.write_word(context, from, offset, data),
         };
 
+        if let Err(refused) = &result {
+            context.warn(from, Warning::refused(refused.rule()).register(at).written(data));
+        }
         let error = match result {
             Ok(()) | Err(Refused::Reported) => 0,
             Err(Refused::Align) if is_at_second_port(from) => pix::ALIGN1,

@@ -31,7 +31,7 @@ use nicforge_virtio::{Action, Buffer, Direction, Event, Function, Model, QueueEr
 use thiserror::Error;
 use zerocopy::IntoBytes;
 
-use self::statistics::{Dropped, Statistics};
+use self::statistics::{Dropped, Statistics, Watches};
 use crate::{
     CHANNEL, ETHERNET_FRAMING, ETHERNET_HEADER, MacAddress,
     checksum::PartialChecksum,
@@ -111,6 +111,7 @@ pub struct VirtioNet {
     /// Time since which the first received frame waits for a buffer.
     starved_since: Option<Nanos>,
     statistics: Statistics,
+    watches: Watches,
 }
 
 /// The result of [`VirtioNet::transmit`].
@@ -143,6 +144,7 @@ impl VirtioNet {
             last_work: Nanos::ZERO,
             starved_since: None,
             statistics: Statistics::default(),
+            watches: Watches::default(),
         })
     }
 
@@ -388,6 +390,10 @@ impl Device for VirtioNet {
         self.function.spec()
     }
 
+    fn ports(&self) -> u8 {
+        PORT + 1
+    }
+
     fn read(&mut self, context: &mut Context<'_>, _: AttachmentId, at: Address, data: &mut [u8]) {
         // A driver may read the configuration before the first step.
         self.update_link(context);
@@ -421,6 +427,7 @@ impl Device for VirtioNet {
             Ok(self.drop_arrived(context, budget))
         };
 
+        self.watches.log(context, &self.statistics);
         match moved {
             Ok(0) => Progress::Idle,
             Ok(_) => Progress::Busy,

@@ -124,6 +124,7 @@ pub(crate) fn command(config: &GuestConfig, functions: &[PluggedFunction], files
 
     command.arg("-kernel").arg(files.kernel).arg("-initrd").arg(files.initrd);
     command.args(["-append", &kernel_parameters(config)]);
+    command.args(&config.hardware.arguments);
     command
 }
 
@@ -155,4 +156,26 @@ fn add_function(command: &mut Command, plugged: &PluggedFunction) {
 /// Escapes a path for the value of a QEMU option, where a comma is written twice.
 fn escape_option_value(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn further_arguments_are_at_the_end_as_they_are_given() {
+        let config = GuestConfig::new("n").qemu_argument("-trace").qemu_argument("vfio_region_*,file=a b");
+        let files = Files {
+            qemu: &Qemu::unexamined(),
+            kernel: Path::new("/kernel"),
+            initrd: "/initrd",
+            trace: None,
+            sockets: Path::new("/sockets"),
+        };
+
+        let command = command(&config, &[], &files);
+
+        let words: Vec<_> = command.get_args().collect();
+        assert_eq!(words[words.len() - 2..], ["-trace", "vfio_region_*,file=a b"]);
+    }
 }

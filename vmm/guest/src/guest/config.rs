@@ -80,6 +80,8 @@ pub(crate) struct Hardware {
     pub(crate) devices: Vec<String>,
     /// Networks of such devices, as values of `-netdev`.
     pub(crate) networks: Vec<String>,
+    /// Arguments at the end of QEMU's command line.
+    pub(crate) arguments: Vec<String>,
     pub(crate) memory_mib: u32,
     pub(crate) processors: u32,
     pub(crate) accelerator: Accelerator,
@@ -150,6 +152,7 @@ impl GuestConfig {
             functions: Vec::new(),
             devices: Vec::new(),
             networks: Vec::new(),
+            arguments: Vec::new(),
             memory_mib: 512,
             processors: 1,
             accelerator: Accelerator::Tcg,
@@ -194,6 +197,13 @@ impl GuestConfig {
     /// `dgram,id=n,...`.
     pub fn network(mut self, backend: impl Into<String>) -> Self {
         self.hardware.networks.push(backend.into());
+        self
+    }
+
+    /// Adds a word to the end of QEMU's command line, for what this configuration has no name for.
+    /// An option and its value are two words.
+    pub fn qemu_argument(mut self, word: impl Into<String>) -> Self {
+        self.hardware.arguments.push(word.into());
         self
     }
 

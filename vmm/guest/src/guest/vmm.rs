@@ -34,6 +34,7 @@ impl GuestConfig {
             (hardware.functions.iter().any(|function| function.hotplug), "ports for hot-plug"),
             (!hardware.devices.is_empty() || !hardware.networks.is_empty(), "devices of QEMU"),
             (!self.logging.trace.is_empty(), "trace of QEMU"),
+            (!hardware.arguments.is_empty(), "arguments of QEMU"),
         ];
         needs.into_iter().find_map(|(is_needed, what)| is_needed.then_some(what))
     }
@@ -63,8 +64,13 @@ mod tests {
             own().user_function("a", "/s").terminal(true).reboots(true).share("/tmp").check_vmm().is_ok()
         );
 
-        let wrong =
-            [own().iommu(true), own().driver(Driver::Vfio), own().device("edu"), own().trace("vfio_*")];
+        let wrong = [
+            own().iommu(true),
+            own().driver(Driver::Vfio),
+            own().device("edu"),
+            own().trace("vfio_*"),
+            own().qemu_argument("-snapshot"),
+        ];
         for config in wrong {
             let error = config.check_vmm().unwrap_err().to_string();
             assert!(error.contains("--vmm qemu"), "{error}");

@@ -52,3 +52,28 @@ fn the_largest_pset_is_built() {
     let built = build_text("name = \"p\"\n[[pset]]\ncompute_nodes = 256\n");
     assert_eq!(built.nodes.len(), 257);
 }
+
+/// Returns the error of building the machine of a machine file.
+fn build_error(text: &str) -> String {
+    let plan = parse(text, "m.toml", &families()).unwrap();
+    match build(&plan) {
+        Ok(_) => "no error".into(),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn a_link_to_a_port_that_the_device_does_not_have_is_refused() {
+    let linked = |kind: &str, port: u8| {
+        let mac = if kind == "virtio-net" { "mac = \"52:54:00:00:01:01\"\n" } else { "" };
+        build_error(&format!(
+            "name = \"p\"\n[[function]]\nname = \"nic0\"\nkind = \"{kind}\"\n{mac}\
+             [[function]]\nname = \"hub0\"\nkind = \"ethernet-switch\"\n\
+             [[link]]\na = \"nic0:{port}\"\nb = \"hub0:63\"\n"
+        ))
+    };
+
+    assert_eq!(linked("virtio-net", 0), "no error");
+    assert_eq!(linked("virtio-net", 1), "[[link]]: nic0:1 is no port of the device: it has one, port 0");
+    assert_eq!(linked("idio-16", 0), "[[link]]: nic0:0 is no port of the device: it has no ports");
+}

@@ -4,7 +4,7 @@ use nicforge_core::{dma::DmaPermission, ids::AttachmentId};
 use nicforge_hwi::{extoll::error, extoll_atu::command};
 
 use super::{Atu, CommandStatus};
-use crate::{registers::NotWritable, unit::UnitContext};
+use crate::{failure::Failure, registers::NotWritable, unit::UnitContext};
 
 /// Mask of the page size's number in a command.
 const PAGE_SIZE_MASK: u64 = 3;
@@ -151,7 +151,7 @@ fn store_outcome(
         }
         Err(status) => {
             registers.status = status;
-            unit.fail(attachment, error::ATU, command::COMMAND);
+            unit.fail(attachment, Failure::of_register(error::ATU, command::COMMAND));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nicforge_core::{dma::DmaLease, ids::AttachmentId};
+use nicforge_core::{dma::DmaLease, ids::AttachmentId, warning::Warning};
 use nicforge_hwi::extoll_rma::{Notification, command, notify, status};
 
 use super::{
@@ -191,6 +191,10 @@ impl Rma {
         let Owner::SameClient { queue_generation } = owner else { return };
         client.counts.completed += 1;
         unit.parts.attachments.mark_changed(attachment);
+        if status != status::DONE {
+            let address = if is_get { request.source } else { request.destination };
+            unit.context.warn(attachment, Warning::failed(rule(status)).value(address));
+        }
 
         if queue_generation != client.notifications.generation() {
             return;
@@ -208,6 +212,22 @@ impl Rma {
         if is_get && status == status::DONE && request.notify & notify::COMPLETER != 0 {
             self.notify(unit, attachment, notification(notify::COMPLETER, request.destination));
         }
+    }
+}
+
+/// Returns the rule that a status other than [`status::DONE`] stands for. The warning's value is
+/// the address at the target.
+#[cold]
+fn rule(status: u8) -> &'static &'static str {
+    match status {
+        status::LOCAL_ADDRESS => &"a command's own address is registered for the access",
+        status::REMOTE_ADDRESS => {
+            &"a command's address at the target is registered, by that VPID, for the access"
+        }
+        status::NO_RECEIVER => &"a command's target exists and has a client",
+        status::WITHDRAWN => &"memory of a command stays registered and mapped while it runs",
+        status::COMMAND => &"an RMA command has defined bits only, and a length that the command allows",
+        _ => &"a command's target answers before the watchdog's limit",
     }
 }
 

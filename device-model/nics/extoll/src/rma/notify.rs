@@ -11,6 +11,7 @@ use nicforge_shm::SharedU64;
 
 use super::Rma;
 use crate::{
+    failure::Failure,
     ring_registers::{RingLimits, RingRegisters},
     unit::UnitContext,
 };
@@ -156,7 +157,7 @@ impl Rma {
 
         match unit.lease_ring(attachment, notifications.registers, &LIMITS) {
             Some(memory) => notifications.enable(memory),
-            None => unit.fail(attachment, error::RING, reg::RMA_QUEUE_ENABLE),
+            None => unit.fail(attachment, Failure::of_register(error::RING, reg::RMA_QUEUE_ENABLE)),
         }
     }
 
@@ -169,7 +170,7 @@ impl Rma {
     ) -> bool {
         let Some(client) = self.client(attachment) else { return false };
         if let Some(pointer) = client.notifications.poll_read_pointer() {
-            unit.fail(attachment, error::READ_POINTER, pointer);
+            unit.fail(attachment, Failure::new(error::READ_POINTER).with_value(Some(pointer)));
         }
         client.notifications.has_unread()
     }
@@ -196,11 +197,11 @@ impl Rma {
             }
             WriteOutcome::Full => {
                 client.counts.overflows += 1;
-                unit.fail(attachment, error::OVERFLOW, 0);
+                unit.fail(attachment, Failure::new(error::OVERFLOW));
             }
             WriteOutcome::MemoryGone => {
                 client.notifications.disable();
-                unit.fail(attachment, error::RING_MEMORY, 0);
+                unit.fail(attachment, Failure::new(error::RING_MEMORY));
             }
         }
     }

@@ -22,6 +22,7 @@ use super::{
 };
 use crate::{
     atu::{Access, RegionSerial},
+    failure::Failure,
     packet::{Endpoint, PacketKind, TrafficClass},
     topology::Route,
     unit::{UnitContext, Unsent},
@@ -382,7 +383,7 @@ impl Rma {
 /// repeated.
 #[cold]
 fn refuse(unit: &mut UnitContext<'_, '_>, attachment: AttachmentId, code: u8) -> Write {
-    unit.fail(attachment, code, reg::RMA_COMMAND);
+    unit.fail(attachment, Failure::of_register(code, reg::RMA_COMMAND));
     Write::Accepted
 }
 

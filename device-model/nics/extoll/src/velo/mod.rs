@@ -49,7 +49,10 @@ use self::{
     ring::{LIMITS, Ring},
     stall::Stall,
 };
-use crate::{attachment::Set, per_client::PerClient, ring_registers::RingRegisters, unit::UnitContext};
+use crate::{
+    attachment::Set, failure::Failure, per_client::PerClient, ring_registers::RingRegisters,
+    unit::UnitContext,
+};
 
 /// Bytes of a quadword, the unit of the lengths of messages.
 const QUADWORD: usize = 8;
@@ -250,7 +253,7 @@ impl Velo {
                 client.begin_generation();
                 self.with_pending_control.add(attachment);
             }
-            None => unit.fail(attachment, error::RING, reg::VELO_RING_ENABLE),
+            None => unit.fail(attachment, Failure::of_register(error::RING, reg::VELO_RING_ENABLE)),
         }
     }
 
@@ -323,7 +326,7 @@ impl Velo {
         }
 
         if !is_valid {
-            unit.fail(attachment, error::READ_POINTER, pointer);
+            unit.fail(attachment, Failure::new(error::READ_POINTER).with_value(Some(pointer)));
             // The pointer is read again when the next message arrives, so a wrong value counts
             // once.
             self.unread.remove(attachment);

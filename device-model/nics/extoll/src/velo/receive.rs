@@ -6,6 +6,7 @@
 use nicforge_core::{
     fabric::{Arrivals, Packet},
     ids::AttachmentId,
+    warning::Warning,
 };
 use nicforge_hwi::{
     extoll::{error, vector},
@@ -15,6 +16,7 @@ use nicforge_hwi::{
 use super::{Client, QUADWORD, Velo, cycles, ring::Delivered};
 use crate::{
     attachment::Attachments,
+    failure::Failure,
     packet::{Endpoint, PacketHeader, PacketKind},
     switch::Arrival,
     unit::UnitContext,
@@ -115,13 +117,17 @@ impl Velo {
         self.totals.undelivered += u64::from(outcome.undelivered);
 
         let attachment = AttachmentId(PacketHeader::decode(outcome.last_header).target.vpid);
+        if outcome.undelivered > 0 {
+            let rule = &"a message arrives while its receiver has the ring for which it was sent";
+            unit.context.warn(attachment, Warning::dropped(rule).value(outcome.undelivered.into()));
+        }
         if outcome.interrupt {
             unit.raise(attachment, vector::VELO_RECEIVE);
         }
 
         if outcome.gone {
             self.disable_ring(attachment);
-            unit.fail(attachment, error::RING_MEMORY, 0);
+            unit.fail(attachment, Failure::new(error::RING_MEMORY));
         }
         (outcome.delivered + outcome.undelivered).max(taken)
     }

@@ -16,6 +16,7 @@ use super::{
     stall::Reason,
 };
 use crate::{
+    failure::Failure,
     packet::{Endpoint, TrafficClass},
     unit::{Origin, UnitContext, Unsent, send_packet},
 };
@@ -141,7 +142,7 @@ impl Velo {
     ) -> Write {
         let now = unit.context.now();
         let Some(client) = self.client(attachment).filter(|_| !unit.is_admin(attachment)) else {
-            unit.fail(attachment, error::NOT_PERMITTED, offset);
+            unit.fail(attachment, Failure::of_send(error::NOT_PERMITTED, offset));
             return Write::Accepted;
         };
 
@@ -159,7 +160,7 @@ impl Velo {
                 Write::Accepted
             }
             Burst::Bad => {
-                unit.fail(attachment, error::SEND_ADDRESS, offset);
+                unit.fail(attachment, Failure::of_send(error::SEND_ADDRESS, offset));
                 Write::Accepted
             }
         }
@@ -252,7 +253,7 @@ impl Velo {
         }
 
         self.totals.undelivered += 1;
-        unit.fail(attachment, error::NO_RECEIVER, offset);
+        unit.fail(attachment, Failure::of_send(error::NO_RECEIVER, offset));
         Write::Accepted
     }
 
@@ -298,6 +299,6 @@ impl Velo {
     #[cold]
     fn count_torn(&mut self, unit: &mut UnitContext<'_, '_>, attachment: AttachmentId, offset: u64) {
         self.totals.torn += 1;
-        unit.fail(attachment, error::SEND_TORN, offset);
+        unit.fail(attachment, Failure::of_send(error::SEND_TORN, offset));
     }
 }

@@ -4,7 +4,7 @@ use nicforge_core::{device::Write, ids::AttachmentId, time::Nanos};
 use nicforge_hwi::extoll::error;
 
 use super::{Client, Velo, address::SendAddress};
-use crate::{packet::TrafficClass, unit::UnitContext};
+use crate::{failure::Failure, packet::TrafficClass, unit::UnitContext};
 
 /// Reasons why a send has to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +93,7 @@ impl Velo {
         *stall = None;
         counts.given_up += 1;
         totals.given_up += 1;
-        unit.fail(attachment, error::WATCHDOG, offset);
+        unit.fail(attachment, Failure::of_send(error::WATCHDOG, offset));
         Write::Accepted
     }
 }

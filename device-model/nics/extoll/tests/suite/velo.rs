@@ -8,6 +8,7 @@ use nicforge_hwi::{
     extoll::{error, mirror, reg, vector},
     extoll_velo::{MAX_MESSAGE, SLOT, address},
 };
+use nicforge_test_kit::LogLines;
 
 /// Returns bytes that depend on `seed` and their position.
 fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
@@ -493,4 +494,30 @@ fn a_card_that_is_reset_gets_the_announcements_of_all_rings_again() {
 
     assert_eq!(sent, 32 - 10, "ten of the slots have unread messages");
     assert_eq!(receiver.take_all().len(), 32);
+}
+
+#[test]
+fn bad_command_logs_its_node_attachment_register_value_and_rule() {
+    let mut rig = Rig::pair();
+    let client = rig.attach(1, 2);
+
+    let lines = LogLines::of(|| {
+        rig.write64(&client, reg::WATCHDOG, 5);
+        assert!(rig.send(&client, (0, 3), 0, &[0; 8]));
+        rig.run();
+    });
+
+    let watchdog = format!("BAR0+{:#x}", reg::WATCHDOG);
+    let send = format!("BAR3+{:#x}", address::encode(0, 3, 0, 1));
+    let expected = [
+        format!(
+            "refused node=node1 attachment=vpid2 register={watchdog} value=0x5 \
+             rule=this register, or this use of it, is another attachment's"
+        ),
+        format!(
+            "dropped node=node1 attachment=vpid2 register={send} \
+             rule=the target exists, has a client, and has enabled its ring"
+        ),
+    ];
+    assert_eq!(lines, expected);
 }

@@ -37,13 +37,16 @@ mod tests;
 mod word;
 
 use nicforge_core::{
+    context::Context,
     fabric::{MAX_CHANNELS, Packet, Ports},
     time::Nanos,
+    warning::Warning,
 };
 use nicforge_hwi::{
     mu_packet::{MAX_PACKET, PORTS, PacketHeader, channel, fifo_map, kind, packet_type, reception_fifo},
     nd_dcr::error,
 };
+use nicforge_kit::CountWatch;
 use nicforge_network::{
     collective::{CollectiveError, CollectiveUnit, CollectiveWord, LineLevels},
     router::{Bypass, InjectionRefusal, NotInjected, Outcome, Router},
@@ -130,6 +133,14 @@ pub(crate) struct NetworkUnit {
     framing: u32,
     /// Bytes of the longest packet, with framing and the memory that it refers to.
     longest_packet: u32,
+    watches: Watches,
+}
+
+/// Counts of which each rise is logged.
+#[derive(Debug, Default)]
+struct Watches {
+    dropped: CountWatch,
+    mismatched: CountWatch,
 }
 
 impl NetworkUnit {
@@ -142,6 +153,7 @@ impl NetworkUnit {
             registers: Registers::new(),
             framing,
             longest_packet: MAX_PACKET as u32 + framing + site.options.max_reference(),
+            watches: Watches::default(),
             site: site.clone(),
         })
     }
@@ -463,6 +475,18 @@ impl NetworkUnit {
         self.registers.note_exceptions(self.collective.counters());
         self.registers.errors = 0;
         self.clear_counters(ports, u64::MAX);
+    }
+
+    /// Logs packets that the network has dropped, and collectives that have failed.
+    #[inline]
+    pub(crate) fn log_counts(&mut self, context: &mut Context<'_>) {
+        let (router, collective) = (self.router.counters(), self.collective.counters());
+        self.watches.dropped.check(context, None, router.dropped + collective.dropped, || {
+            Warning::dropped(&"the network has a way for a packet, and a class route expects it")
+        });
+        self.watches.mismatched.check(context, None, collective.mismatched, || {
+            Warning::failed(&"all operands of a collective have the same operation and width")
+        });
     }
 
     /// Returns the counters of the unit since power-on, with their names.

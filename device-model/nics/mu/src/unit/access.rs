@@ -10,6 +10,7 @@ use nicforge_core::{
     fabric::Ports,
     ids::{Address, AttachmentId},
     posted::Posted,
+    warning::Warning,
 };
 use nicforge_hwi::{
     mu::{
@@ -22,7 +23,7 @@ use nicforge_kit::RegisterValue;
 
 use super::{
     Unit,
-    errors::{ErrorInfo, ErrorSet},
+    errors::{ErrorInfo, ErrorSet, warning},
     inject::injection_fifo,
     receive::reception_fifo,
     registers::{FifoRegister, NoRegister, PageRegister, Register, SubgroupRegister},
@@ -43,6 +44,11 @@ impl Refusal {
     /// Returns the refusal that reports an error of a set.
     const fn new(set: ErrorSet, error: u8) -> Self {
         Self { set, error }
+    }
+
+    /// Returns the line of the log for an access of the register at `offset`.
+    fn warning(self, offset: u64) -> Warning<'static> {
+        warning(self.set, self.error).register(Address { bar: BAR_REGISTERS, offset })
     }
 }
 
@@ -78,7 +84,10 @@ impl Unit {
     ) {
         match self.register_value(network, &context.ports(), from, offset, data.len()) {
             Ok(value) => value.answer_read(data),
-            Err(refusal) => self.refuse(refusal, offset),
+            Err(refusal) => {
+                self.refuse(refusal, offset);
+                context.warn(from, refusal.warning(offset));
+            }
         }
     }
 
@@ -142,13 +151,14 @@ impl Unit {
 
         if let Err(refusal) = outcome {
             self.refuse(refusal, offset);
+            context.warn(from, refusal.warning(offset).written(data));
         }
     }
 
     /// Reports and counts a refused access of an offset.
     #[cold]
     fn refuse(&mut self, Refusal { set, error }: Refusal, offset: u64) {
-        self.errors.report_with_info(set, error, ErrorInfo::Access, offset);
+        self.errors.record_with_info(set, error, ErrorInfo::Access, offset);
         self.counters[counter::REFUSED] += 1;
     }
 

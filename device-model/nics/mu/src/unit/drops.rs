@@ -3,6 +3,7 @@
 //! In: reasons. Out: errors and counts. May touch: the unit's error registers and counters, and the
 //! counts of subgroups.
 
+use nicforge_core::warning::Warning;
 use nicforge_hwi::mu_dcr::{counter, error};
 
 use super::{
@@ -35,6 +36,8 @@ impl Unit {
     /// Drops a packet for a subgroup without a client.
     #[cold]
     pub(crate) fn drop_without_client(&mut self) -> Undelivered {
+        let rule = &"a packet goes to a subgroup that has a client";
+        self.errors.warnings.push(None, Warning::dropped(rule));
         self.tenancies.unclaimed += 1;
         self.drop_packet()
     }

@@ -1,15 +1,19 @@
 //! The error registers: the errors that have come, and their interrupts.
 //!
-//! In: errors, and accesses of the kernel. Out: interrupts for the kernel, at the end of a step.
-//! May touch: its own state.
+//! In: errors, and accesses of the kernel. Out: interrupts for the kernel and lines of the log, at
+//! the end of a step. May touch: its own state.
 
+use nicforge_core::{context::Context, ids::AttachmentId, warning::Warning};
 use nicforge_hwi::{
-    mu::vector,
+    mu::{INJECTION_FIFOS, RECEPTION_FIFOS, vector},
     mu_dcr::{
         ICSRAM_RGET_FIFO_FULL, IMFIFO, IMFIFO_ACCESS_ERROR_ID, MCSRAM_ERR_FIFO_ID, RMFIFO,
-        RMFIFO_ACCESS_ERROR_ID, XM0_ERR_INFO, XS_ERR_INFO, errors, severity,
+        RMFIFO_ACCESS_ERROR_ID, XM0_ERR_INFO, XS_ERR_INFO, error, errors, severity,
     },
 };
+use nicforge_kit::PendingWarnings;
+
+use super::attachment_of;
 
 /// The sets of errors: each has a block of registers of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +78,83 @@ pub(crate) enum ErrorInfo {
     Get,
 }
 
+impl ErrorInfo {
+    /// Returns the attachment of the FIFO that a value names, if it names one.
+    fn attachment(self, value: u64) -> Option<AttachmentId> {
+        let fifos = match self {
+            Self::Memory | Self::Access => return None,
+            Self::FullReception | Self::Reception => RECEPTION_FIFOS,
+            Self::Descriptor | Self::SystemFifo | Self::FullInjection | Self::Get => INJECTION_FIFOS,
+        };
+        u16::try_from(value / u64::from(fifos)).ok().and_then(attachment_of)
+    }
+}
+
+/// Returns the line of the log for an error.
+pub(crate) fn warning(set: ErrorSet, error: u8) -> Warning<'static> {
+    let rule = rule(set, error);
+    match set {
+        ErrorSet::MasterPort | ErrorSet::Descriptor => Warning::failed(rule),
+        ErrorSet::SlavePort | ErrorSet::Registers => Warning::refused(rule),
+        ErrorSet::Injection if error == error::ICSRAM_GET_FULL => Warning::dropped(rule),
+        ErrorSet::Reception if error == error::RCSRAM_POINTER => Warning::refused(rule),
+        ErrorSet::Injection => Warning::refused(rule),
+        _ => Warning::dropped(rule),
+    }
+}
+
+/// Returns the rule that an error breaks, as [`error`] states it.
+fn rule(set: ErrorSet, error: u8) -> &'static &'static str {
+    match (set, error) {
+        (ErrorSet::MasterPort, error::XM_WRITE_RANGE) => &"the unit writes only to permitted address ranges",
+        (ErrorSet::MasterPort, _) => &"the unit reads only from permitted address ranges",
+        (ErrorSet::SlavePort, error::XS_SIZE) => &"a register is accessed by 8 aligned bytes",
+        (ErrorSet::SlavePort, _) => &"an access goes to a register that the attachment has",
+        (ErrorSet::Registers, error::MMREGS_READ) => &"the register can only be written",
+        (ErrorSet::Registers, error::MMREGS_WRITE) => &"the register can only be read",
+        (ErrorSet::Registers, error::MMREGS_BARRIER) => {
+            &"a user enters barriers of users that the node is a member of"
+        }
+        (ErrorSet::Registers, _) => &"a write sets only bits that the register has",
+        (ErrorSet::Fifo, _) => &"a reception FIFO has room for a packet",
+        (ErrorSet::Descriptor, error::MCSRAM_GET_ATOMIC) => &"a get has no atomic payload address",
+        (ErrorSet::Descriptor, error::MCSRAM_PACKET_SIZE) => &"packets have at most 512 bytes",
+        (ErrorSet::Descriptor, error::MCSRAM_GET_PACKET_SIZE) => &"packets of a get hold whole descriptors",
+        (ErrorSet::Descriptor, error::MCSRAM_PAYLOAD_END) => &"the payload ends before the last address",
+        (ErrorSet::Descriptor, error::MCSRAM_GET_LENGTH) => &"a get's message is a multiple of 64 bytes",
+        (ErrorSet::Descriptor, error::MCSRAM_ATOMIC_LENGTH) => &"an atomic payload has 8 bytes",
+        (ErrorSet::Descriptor, error::MCSRAM_NO_PAYLOAD) => &"a put and a get have a payload",
+        (ErrorSet::Descriptor, error::MCSRAM_SYSTEM_CHANNEL) => &"a user's descriptor names a user's channel",
+        (ErrorSet::Descriptor, error::MCSRAM_PACKET_TYPE) => &"the packet type is 0 to 2",
+        (ErrorSet::Descriptor, error::MCSRAM_SYSTEM_FIFO) => {
+            &"a user's descriptor names network FIFOs of users"
+        }
+        (ErrorSet::Descriptor, error::MCSRAM_FIFO_MAP) => &"the FIFO map names FIFOs that carry the packet",
+        (ErrorSet::Descriptor, error::MCSRAM_CHANNEL) => &"the channel exists, and leads to the destination",
+        (ErrorSet::Descriptor, _) => &"put offset and message length do not pass the last address",
+        (ErrorSet::Reception, error::RCSRAM_SYSTEM) => &"a user's packet goes to reception FIFOs of users",
+        (ErrorSet::Reception, error::RCSRAM_INDEX) => &"a packet goes to a reception FIFO that exists",
+        (ErrorSet::Reception, error::RCSRAM_DISABLED) => &"a packet goes to an enabled reception FIFO",
+        (ErrorSet::Reception, _) => &"a reception FIFO's pointers stay in it; enabled, only its head moves",
+        (ErrorSet::Put, error::RPUTSRAM_SYSTEM_PAYLOAD) => &"a put names a valid base address of its user",
+        (ErrorSet::Put, error::RPUTSRAM_SYSTEM_COUNTER) => &"a put's counter has a valid base address",
+        (ErrorSet::Put, error::RPUTSRAM_OVERFLOW) => &"base address and offset do not pass the last address",
+        (ErrorSet::Put, error::RPUTSRAM_CROSSING) => &"a put's payload does not pass the last address",
+        (ErrorSet::Put, error::RPUTSRAM_ATOMIC_LENGTH) => &"an atomic put has 8 bytes",
+        (ErrorSet::Put, _) => &"a put's counter has an atomic address whose operation adds",
+        (ErrorSet::Header0 | ErrorSet::Header1, _) => &"a packet's header has a meaning",
+        (ErrorSet::Injection, error::ICSRAM_FREE_SPACE) => &"the free space can only be read",
+        (ErrorSet::Injection, error::ICSRAM_ALIGNMENT) => &"a tail is aligned, and lies in its FIFO",
+        (ErrorSet::Injection, error::ICSRAM_RANGE) => {
+            &"an injection FIFO's registers hold addresses; while it is enabled, only the tail is written"
+        }
+        (ErrorSet::Injection, _) => &"an injection FIFO is larger than a remote get for it",
+        (ErrorSet::Get, error::ICSRAM_SELECT_SYSTEM) => &"a user's remote get goes to FIFOs of users",
+        (ErrorSet::Get, error::ICSRAM_SELECT_NO_GET) => &"a remote get goes to a FIFO that is for them",
+        (ErrorSet::Get, _) => &"a remote get goes to an enabled injection FIFO",
+    }
+}
+
 /// Offsets of the registers of [`ErrorInfo`], in its order.
 const INFO_REGISTERS: [u64; 8] = [
     XM0_ERR_INFO,
@@ -120,18 +201,36 @@ pub(crate) struct Errors {
     infos: [u64; INFO_REGISTERS.len()],
     /// Interrupts for the kernel, one bit for each vector.
     vectors: u32,
+    /// Lines for the log.
+    pub(crate) warnings: PendingWarnings,
 }
 
 impl Errors {
-    /// Records an error. An error that has come already raises no further interrupt.
+    /// Records an error, and logs it. An error that has come already raises no further interrupt.
+    #[cold]
     pub(crate) fn report(&mut self, set: ErrorSet, error: u8) {
+        self.warnings.push(None, warning(set, error));
         self.record(set as usize, 1 << (error % 64));
     }
 
-    /// Records an error, and a value in a register that informs about it.
+    /// Records an error, and a value in a register that informs about it, and logs both.
+    #[cold]
     pub(crate) fn report_with_info(&mut self, set: ErrorSet, error: u8, info: ErrorInfo, value: u64) {
+        self.warnings.push(info.attachment(value), warning(set, error).value(value));
+        self.record_with_info(set, error, info, value);
+    }
+
+    /// Records an error and a value as [`Errors::report_with_info`] does, and logs nothing: the
+    /// caller does, or the event is a wait.
+    pub(crate) fn record_with_info(&mut self, set: ErrorSet, error: u8, info: ErrorInfo, value: u64) {
         self.infos[info as usize] = value;
-        self.report(set, error);
+        self.record(set as usize, 1 << (error % 64));
+    }
+
+    /// Logs the errors since the last call.
+    #[inline]
+    pub(crate) fn log(&mut self, context: &mut Context<'_>) {
+        self.warnings.log(context);
     }
 
     /// Records errors of a set, and the interrupts of those that are new.

@@ -58,7 +58,7 @@ mod timing;
 mod view;
 mod waits;
 
-use nicforge_core::{context::Context, ids::AttachmentId};
+use nicforge_core::{context::Context, ids::AttachmentId, warning::Warning};
 use nicforge_hwi::{
     mu::{
         BAR_MIRROR, BASE_ADDRESSES, FIRST_SUBGROUP, INJECTION_FIFOS, KERNEL, MIRROR_BASE, PAGE,
@@ -330,10 +330,11 @@ impl Unit {
         self.network_errors = errors;
     }
 
-    /// Publishes changed values in the mirrors, and then raises interrupts.
+    /// Publishes changed values in the mirrors, logs errors, and then raises interrupts.
     #[inline]
     pub(crate) fn publish_changes(&mut self, context: &mut Context<'_>) {
         self.subgroups.publish_changes(context);
+        self.errors.log(context);
         let vectors = self.errors.take_vectors();
         if vectors != 0 {
             subgroups::raise(context, AttachmentId(KERNEL), vectors);
@@ -341,12 +342,15 @@ impl Unit {
     }
 
     /// Reports an error of the master port for a memory request that the address ranges refused.
-    /// Other faults, such as memory that is not mapped, concern their FIFO alone.
+    /// Other faults, such as memory that is not mapped, concern their FIFO alone, and are logged.
     #[cold]
     fn report_range(&mut self, owner: Owner, address: u64, error: u8, fault: u64) {
         if fault == fault::RANGE {
             let system = if owner.is_system { nicforge_hwi::mu_dcr::ERR_INFO_SYSTEM } else { 0 };
             self.errors.report_with_info(ErrorSet::MasterPort, error, ErrorInfo::Memory, address | system);
+        } else {
+            let rule = &"memory that a FIFO or a descriptor names is mapped, with permission for the access";
+            self.errors.warnings.push(None, Warning::failed(rule).value(address));
         }
     }
 }
@@ -355,6 +359,15 @@ impl Unit {
 #[inline]
 fn engine_after(engine: u8) -> u8 {
     (engine + 1) % u16::BITS as u8
+}
+
+/// Returns the attachment of a subgroup, if there is such a subgroup.
+fn attachment_of(subgroup_id: u16) -> Option<AttachmentId> {
+    match subgroup_id {
+        0..USER_SUBGROUPS => Some(AttachmentId(FIRST_SUBGROUP + subgroup_id)),
+        _ if subgroups_of(AttachmentId(KERNEL)).contains(&subgroup_id) => Some(AttachmentId(KERNEL)),
+        _ => None,
+    }
 }
 
 /// Returns the subgroups of an attachment.

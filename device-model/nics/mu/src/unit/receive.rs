@@ -203,7 +203,7 @@ impl Unit {
         let (length, free_before) = (arrival.bytes.len() as u64, target.ring.free());
         if !target.ring.has_room(length) {
             let (error, info) = (error::RMFIFO_INSUFFICIENT_SPACE, ErrorInfo::FullReception);
-            self.errors.report_with_info(ErrorSet::Fifo, error, info, fifo.into());
+            self.errors.record_with_info(ErrorSet::Fifo, error, info, fifo.into());
             return Err(Undelivered::Full(Wait::Reception(fifo)));
         }
 
@@ -270,7 +270,7 @@ impl Unit {
         }
         if !ring.has_room(payload.len() as u64) {
             let (error, info) = (error::ICSRAM_GET_FULL, ErrorInfo::FullInjection);
-            self.errors.report_with_info(ErrorSet::Injection, error, info, fifo.into());
+            self.errors.record_with_info(ErrorSet::Injection, error, info, fifo.into());
             return Err(Undelivered::Full(Wait::Injection(fifo)));
         }
 

@@ -6,6 +6,7 @@ use nicforge_hwi::{
     mu_dcr::{XS_ERR_INFO, error, errors},
 };
 use nicforge_mu::Options;
+use nicforge_test_kit::LogLines;
 
 use crate::common::{DATA, Rig};
 
@@ -144,4 +145,24 @@ fn declared_registers_show_what_software_reads() {
     let state = kernel.control(&mut rig.bed, errors::SLAVE_PORT).to_le_bytes();
     let shown = show(rig.bed.registers(user.client.function), 0, DEVICE_CONTROL + errors::SLAVE_PORT, &state);
     assert_eq!(shown.to_string(), "SLAVE_PORT_STATE 0x0000000000400000 SIZE");
+}
+
+#[test]
+fn refused_access_logs_its_node_attachment_register_value_and_rule() {
+    let (mut rig, [user, _]) = Rig::pair();
+
+    let lines = LogLines::of(|| {
+        user.set(&mut rig.bed, reg::IS_ENABLED, 3);
+        user.client.write32(&mut rig.bed, 0, reg::BASE_ADDRESS, 7);
+        rig.settle();
+    });
+
+    let line = |offset: u64, value: u64, rule: &str| {
+        format!("refused node=bgq0 attachment=s0 register=BAR0+{offset:#x} value={value:#x} rule={rule}")
+    };
+    let expected = [
+        line(reg::IS_ENABLED, 3, "the register can only be read"),
+        line(reg::BASE_ADDRESS, 7, "a register is accessed by 8 aligned bytes"),
+    ];
+    assert_eq!(lines, expected);
 }

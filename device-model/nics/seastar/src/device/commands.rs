@@ -1,6 +1,6 @@
 //! The commands of clients, on their way to the firmware.
 
-use nicforge_core::{ids::AttachmentId, time::Nanos};
+use nicforge_core::{context::Context, ids::AttachmentId, warning::Warning};
 use nicforge_seastar_firmware::chip::{Client, Event, Program};
 
 use super::SeaStar;
@@ -10,9 +10,9 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     /// Passes at most `budget` commands to the firmware, from the mailboxes in turn. Returns their
     /// number.
     #[inline]
-    pub(super) fn take_commands(&mut self, now: Nanos, budget: u32) -> u32 {
+    pub(super) fn take_commands(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
         self.has_refused_command = false;
-        if self.has_commands() { self.take_in_turn(now, budget) } else { 0 }
+        if self.has_commands() { self.take_in_turn(context, budget) } else { 0 }
     }
 
     /// Returns whether a client may have written commands.
@@ -24,7 +24,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
 
     /// Does the work of [`SeaStar::take_commands`], if there may be commands. A client that has
     /// none left, or whose count is invalid, is out of the round.
-    fn take_in_turn(&mut self, now: Nanos, budget: u32) -> u32 {
+    fn take_in_turn(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
+        let now = context.now();
         let mut count = 0;
         // The clients that may have more commands.
         let mut clients = self.attached;
@@ -50,6 +51,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
                 Next::Invalid => {
                     clients.remove(attachment_id);
                     self.errors += 1;
+                    let rule = &"the mailbox has room for the commands that its tail counts";
+                    context.warn(attachment_id, Warning::refused(rule));
                 }
             }
             self.next_client = attachment_id.0 + 1;

@@ -1,6 +1,6 @@
 //! The effects of the program's calls, which the device carries out when their time has come.
 
-use nicforge_core::{context::Context, ids::AttachmentId, time::Nanos};
+use nicforge_core::{context::Context, ids::AttachmentId, time::Nanos, warning::Warning};
 use nicforge_seastar_firmware::chip::{Channel, Client, Event, Program, Transmit};
 
 use super::{AttachmentState, SeaStar};
@@ -167,6 +167,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
                 Access::Wait => return false,
                 Access::Fault => {
                     self.errors += 1;
+                    let rule = &"the memory that the firmware writes for a client is mapped for writing";
+                    context.warn(owner.attachment_id, Warning::failed(rule).value(target));
                     break;
                 }
             }

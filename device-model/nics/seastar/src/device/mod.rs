@@ -22,12 +22,13 @@ use nicforge_core::{
     register::Register,
     spec::{AttachmentSpec, FunctionSpec, Identity, NicSizes},
     time::Nanos,
+    warning::Warning,
 };
 use nicforge_hwi::{
     pci,
     seastar::{self, REGISTER_MAP, REGISTERS, RING_CELLS, firmware, mirror, reg, vector, window},
 };
-use nicforge_kit::{AttachmentSet, RegisterValue};
+use nicforge_kit::{AttachmentSet, CountWatch, RegisterValue};
 use nicforge_network::router::{FifoSpec, Router, RouterSpec};
 use nicforge_seastar_firmware::chip::Program;
 
@@ -82,6 +83,16 @@ pub struct SeaStar<P> {
     commands: u64,
     /// Number of errors of clients: invalid counts of commands, and failed writes to their memory.
     errors: u64,
+    watches: Watches,
+}
+
+/// Counts of which each rise is logged.
+#[derive(Debug, Default)]
+struct Watches {
+    dropped: CountWatch,
+    discarded: CountWatch,
+    corrupt: CountWatch,
+    faults: CountWatch,
 }
 
 /// State of an attachment.
@@ -178,6 +189,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
             counters: Counters::default(),
             commands: 0,
             errors: 0,
+            watches: Watches::default(),
         })
     }
 
@@ -256,7 +268,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
             let mut taken = 0;
             if skips_commands && !self.receiver.is_idle(&self.parts, context.now()) {
                 skips_commands = false;
-                taken = self.take_commands(context.now(), budget);
+                taken = self.take_commands(context, budget);
             }
 
             let received = if receives { self.receiver.step(&mut self.parts, context, remaining) } else { 0 };
@@ -280,6 +292,27 @@ impl<P: Program + Send + 'static> SeaStar<P> {
                 return Moved { total, by_engines, has_more: moved > 0 || has_more };
             }
         }
+    }
+
+    /// Logs the packets and messages that the engines have dropped, or could not deliver.
+    #[inline]
+    fn log_counts(&mut self, context: &mut Context<'_>) {
+        let (sent, received) = (&self.transmitter.counters, &self.receiver.counters);
+        let router = self.parts.router.counters();
+        let Watches { dropped, discarded, corrupt, faults } = &mut self.watches;
+
+        dropped.check(context, None, received.dropped, || {
+            Warning::dropped(&"a message that arrives finds a free stream")
+        });
+        discarded.check(context, None, received.discarded + router.dropped, || {
+            Warning::dropped(&"a packet is well formed, has a way, and finds its node's firmware running")
+        });
+        corrupt.check(context, None, received.corrupt, || {
+            Warning::failed(&"a message arrives with the checksum with which it was sent")
+        });
+        faults.check(context, None, sent.faults + received.faults, || {
+            Warning::failed(&"the memory that a message is read from or written to is mapped")
+        });
     }
 
     /// Requests a step at the next time at which an effect, the timer or an engine is due.
@@ -357,6 +390,10 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
 
     fn lets_clients_sleep(&self) -> bool {
         true
+    }
+
+    fn ports(&self) -> u8 {
+        self.parts.site.ports
     }
 
     fn attached(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId) {
@@ -453,7 +490,7 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         if all_changes_reported {
             self.fire_timer(now);
             if !skips_commands {
-                moved += self.take_commands(now, budget);
+                moved += self.take_commands(context, budget);
             }
         }
 
@@ -463,6 +500,7 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         let receives = may_deposit || !self.parts.firmware.is_running();
         let Moved { total, by_engines, has_more } =
             self.move_packets(context, budget, receives, router_has_work, skips_commands);
+        self.log_counts(context);
         self.arm(context);
 
         // A step that has only forwarded packets of other nodes is no work of this node.

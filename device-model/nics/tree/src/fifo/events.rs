@@ -1,9 +1,11 @@
 //! A channel's events: exceptions, watermarks, and the interrupts for them.
 
+use nicforge_core::warning::Warning;
 use nicforge_hwi::{
     tree::{VC_SYSTEM, vector},
     tree_dcr::{error_word, pix, prx},
 };
+use nicforge_kit::PendingWarnings;
 
 use super::{checksums::ChannelConfig, receive::ReceiveFifo, send::SendFifo};
 
@@ -95,6 +97,8 @@ pub(crate) struct Events {
     watermarks: Watermarks,
     /// Vectors to raise at the end of the step, one bit for each vector.
     requested: u32,
+    /// Lines for the log, of errors that are found without the context of a call.
+    pub(crate) warnings: PendingWarnings,
 }
 
 impl Events {
@@ -105,6 +109,7 @@ impl Events {
             errors: Exceptions::default(),
             watermarks: Watermarks::default(),
             requested: 0,
+            warnings: PendingWarnings::default(),
         }
     }
 
@@ -148,10 +153,26 @@ impl Events {
         }
     }
 
-    /// Raises the exception for a read of payload from an empty FIFO, which also stands for an
-    /// invalid head that software wrote.
+    /// Raises the exception for a read of payload from an empty FIFO.
     pub(super) fn payload_underflow(&mut self) {
         self.receive_error(self.bits.payload_underflow);
+    }
+
+    /// Raises the exception for an invalid head that software wrote, which is that of a read from
+    /// an empty FIFO, and logs the head.
+    #[cold]
+    pub(super) fn invalid_head(&mut self, head: u32) {
+        let rule = &"the head of the receive FIFO moves no further than its tail";
+        self.warnings.push(None, Warning::failed(rule).value(head.into()));
+        self.payload_underflow();
+    }
+
+    /// Raises the exception for a packet that software sends without a route, and logs its header.
+    #[cold]
+    pub(crate) fn no_route(&mut self, header: u64) {
+        let rule = &"a packet is for a class with a target, or for the address of a node that has a route";
+        self.warnings.push(None, Warning::dropped(rule).value(header));
+        self.inject_error(pix::ADDR0);
     }
 
     /// Raises the exception for a read of a header from an empty FIFO.

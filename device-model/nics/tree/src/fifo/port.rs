@@ -58,8 +58,21 @@ pub(crate) enum Refused {
     Align,
     /// There is no register at the offset, or it does not allow this direction.
     Address,
-    /// The exception bit is set already.
+    /// The FIFO is empty or full. The exception bit is set already.
     Reported,
+}
+
+impl Refused {
+    /// Returns the rule that the access has broken.
+    pub(crate) fn rule(self) -> &'static &'static str {
+        match self {
+            Self::Align => {
+                &"an access has the width and alignment of its register, and halves of quads come in order"
+            }
+            Self::Address => &"the attachment may access the register in this direction",
+            Self::Reported => &"a FIFO that is read has a packet, and one that is written has room",
+        }
+    }
 }
 
 /// The number of quads and headers that the port can pop.
@@ -132,12 +145,8 @@ impl Channel {
         offset: u64,
         data: &[u8],
     ) -> Result<(), Refused> {
-        match (offset, data.len()) {
-            (port::DI, QUAD) => {
-                if let Some(quad) = data.first_chunk::<QUAD>() {
-                    self.push_quad(*quad);
-                }
-            }
+        let pushed = match (offset, data.len()) {
+            (port::DI, QUAD) => data.first_chunk::<QUAD>().map_or(Ok(()), |quad| self.push_quad(*quad)),
             (port::DI, HALF) => {
                 // A second lower half in a row: the first one can no longer become complete.
                 let is_first_lost = halves.written.take().is_some();
@@ -145,44 +154,46 @@ impl Channel {
                 if is_first_lost {
                     return Err(Refused::Align);
                 }
+                Ok(())
             }
             (offset, HALF) if offset == port::DI + HALF as u64 => {
                 let low = halves.written.take().ok_or(Refused::Align)?;
                 let mut quad = [0; QUAD];
                 quad[..HALF].copy_from_slice(&low);
                 quad[HALF..].copy_from_slice(data);
-                self.push_quad(quad);
+                self.push_quad(quad)
             }
             (port::HI, 4) => {
-                if let Some(header) = data.first_chunk::<4>() {
-                    self.push_header(u32::from_le_bytes(*header));
-                }
+                let header = data.first_chunk::<4>();
+                header.map_or(Ok(()), |header| self.push_header(u32::from_le_bytes(*header)))
             }
             (0..port::DR, _) => return Err(Refused::Align),
             _ => return Err(Refused::Address),
-        }
+        };
 
         self.form_packets(ports);
-        Ok(())
+        pushed
     }
 
     /// Stages a quad, or sets an overflow exception if the send FIFO has no room.
-    fn push_quad(&mut self, quad: [u8; QUAD]) {
+    fn push_quad(&mut self, quad: [u8; QUAD]) -> Result<(), Refused> {
         let held = QUADS * self.send_count() + self.port.staged.quads.len() as u32;
         if held >= QUADS * self.send.depth() {
             self.events.payload_overflow();
-        } else {
-            self.port.staged.quads.push_back(quad);
+            return Err(Refused::Reported);
         }
+        self.port.staged.quads.push_back(quad);
+        Ok(())
     }
 
     /// Stages a header, or sets an overflow exception if the send FIFO has no room.
-    fn push_header(&mut self, header: u32) {
+    fn push_header(&mut self, header: u32) -> Result<(), Refused> {
         if self.send_count() + self.port.staged.headers.len() as u32 >= self.send.depth() {
             self.events.header_overflow();
-        } else {
-            self.port.staged.headers.push_back(header);
+            return Err(Refused::Reported);
         }
+        self.port.staged.headers.push_back(header);
+        Ok(())
     }
 
     /// Appends to the send FIFO each packet whose header and quads are staged.

@@ -190,7 +190,7 @@ impl ReceiveFifo {
         if freed > self.count() {
             if self.bad_head != Some(head) {
                 self.bad_head = Some(head);
-                events.payload_underflow();
+                events.invalid_head(head);
             }
             return;
         }

@@ -7,7 +7,7 @@
 //! by one.
 
 use nicforge_core::fabric::{ForwardedRow, Packet};
-use nicforge_hwi::{tree::Header, tree_dcr::pix};
+use nicforge_hwi::tree::Header;
 
 use super::{
     Router, RouterContext,
@@ -286,10 +286,11 @@ impl Router {
         }
 
         // The packet has no target.
+        let header = packet.header;
         context.ports.recycle(packet);
         self.counters[channel].no_target += 1;
         if source == Source::LOCAL {
-            context.channels[channel].events.inject_error(pix::ADDR0);
+            context.channels[channel].events.no_route(header);
         }
         self.end_single(channel, source)
     }

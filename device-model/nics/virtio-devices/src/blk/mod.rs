@@ -30,9 +30,11 @@ use nicforge_core::{
     context::Context,
     device::Counter,
     dma::GuestMemoryView,
+    warning::Warning,
 };
+use nicforge_kit::CountWatch;
 use nicforge_virtio::{
-    Backend, Buffer, Direction, Function, Model, Pieces, QueueError, SplitQueue, VirtioDevice,
+    Backend, Buffer, Direction, Function, Model, Pieces, QueueError, SplitQueue, USER, VirtioDevice,
 };
 use zerocopy::IntoBytes;
 
@@ -83,6 +85,7 @@ pub struct VirtioBlk {
     companion: Option<DeviceEnd<Job, Job>>,
     requests: Requests,
     statistics: Statistics,
+    failed: CountWatch,
 }
 
 /// The requests that are in flight.
@@ -148,6 +151,7 @@ impl VirtioBlk {
             companion: None,
             requests: Requests::new(),
             statistics: Statistics::default(),
+            failed: CountWatch::default(),
         })
     }
 
@@ -437,6 +441,9 @@ impl Backend for VirtioBlk {
         self.ensure_companion(context);
         let mut work = self.answer_done(context, function, budget)?;
         work += self.take_requests(context, function, budget)?;
+        self.failed.check(context, Some(USER), self.statistics.io_errors, || {
+            Warning::failed(&"a request lies on the disk, and the disk's file can be read or written")
+        });
 
         function.interrupt_for_used_buffers(context, REQUESTS)?;
         Ok(work)

@@ -1,7 +1,8 @@
 //! The statistics of the network device.
 
-use nicforge_core::{device::Counter, fabric::Refusal};
-use nicforge_virtio::Function;
+use nicforge_core::{context::Context, device::Counter, fabric::Refusal, warning::Warning};
+use nicforge_kit::CountWatch;
+use nicforge_virtio::{Function, USER};
 
 /// Statistics of a device.
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,6 +27,36 @@ pub(super) struct Statistics {
     pub(super) no_driver: u64,
     /// Checksums that the device completed.
     pub(super) checksums: u64,
+}
+
+/// The counts of frames that were dropped, of which each rise is logged.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Watches {
+    invalid: CountWatch,
+    unsent: CountWatch,
+    no_buffer: CountWatch,
+    short_buffer: CountWatch,
+}
+
+impl Watches {
+    /// Logs the frames that were dropped since the last call. Frames that arrive before the driver
+    /// is set up are dropped on every network, and are only counted.
+    #[inline]
+    pub(super) fn log(&mut self, context: &mut Context<'_>, counts: &Statistics) {
+        let (invalid, unsent) = (counts.bad_length + counts.bad_header, counts.no_link + counts.no_packet);
+        self.invalid.check(context, Some(USER), invalid, || {
+            Warning::dropped(&"a frame to send has a length that the link takes, and a header as negotiated")
+        });
+        self.unsent.check(context, Some(USER), unsent, || {
+            Warning::dropped(&"a frame to send finds the link up, and room in the network")
+        });
+        self.no_buffer.check(context, Some(USER), counts.no_buffer, || {
+            Warning::dropped(&"a frame that arrives finds a receive buffer in time")
+        });
+        self.short_buffer.check(context, Some(USER), counts.short_buffer, || {
+            Warning::dropped(&"a receive buffer is as long as a frame that arrives")
+        });
+    }
 }
 
 /// Reason why a frame of the driver was not sent.

@@ -19,9 +19,10 @@ use nicforge_core::{
     ids::{Address, AttachmentId},
     spec::{FunctionSpec, Identity},
     time::Nanos,
+    warning::Warning,
 };
 use nicforge_hwi::pci::VENDOR_ID;
-use nicforge_kit::in_turn;
+use nicforge_kit::{CountWatch, in_turn};
 use thiserror::Error;
 
 use crate::{CHANNEL, ETHERNET_HEADER, MacAddress, registers::CLASS_ETHERNET};
@@ -67,6 +68,14 @@ pub struct Switch {
     /// The port that is served first.
     next: u8,
     statistics: Statistics,
+    watches: Watches,
+}
+
+/// The counts of frames that were dropped, of which each rise is logged.
+#[derive(Clone, Copy, Debug, Default)]
+struct Watches {
+    invalid: CountWatch,
+    full: CountWatch,
 }
 
 /// Statistics of a switch.
@@ -105,6 +114,7 @@ impl Switch {
             table: AddressTable::new(config.addresses, config.age),
             next: 0,
             statistics: Statistics::default(),
+            watches: Watches::default(),
         })
     }
 
@@ -173,6 +183,17 @@ impl Switch {
         ports.recycle(frame);
 
         packets
+    }
+
+    /// Logs the frames that were dropped in a step.
+    fn log_counts(&mut self, context: &mut Context<'_>) {
+        let Statistics { short, full, too_long, no_packet, .. } = self.statistics;
+        self.watches.invalid.check(context, None, short + too_long, || {
+            Warning::dropped(&"a frame has a header, and a length that its output takes")
+        });
+        self.watches
+            .full
+            .check(context, None, full + no_packet, || Warning::dropped(&"a frame finds room at its output"));
     }
 
     /// Sends a frame, or drops it if the output is full or takes no frame of this length.
@@ -267,6 +288,7 @@ impl Device for Switch {
             self.next = (port + 1) % MAX_PORTS;
         }
 
+        self.log_counts(context);
         Progress::Busy
     }
 
