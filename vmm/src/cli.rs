@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use nicforge_engine::{EngineConfig, EventLoopKind, Quotas};
 use nicforge_family::Families;
 
-use crate::{access::SocketGrant, boot, failure::Failure, run, serve, stat, vm};
+use crate::{access::SocketGrant, boot, failure::Failure, regs, run, serve, stat, vm};
 
 /// The commands of every program made from [`crate::App`].
 #[derive(Debug, Subcommand)]
@@ -22,6 +22,8 @@ pub(crate) enum Command {
     Vm(vm::VmOptions),
     /// Show what a served machine is doing.
     Stat(StatArguments),
+    /// Show the registers of an attachment of a served machine, without an effect on them.
+    Regs(RegsArguments),
     /// Reset a node of a served machine, whatever its programs did.
     Reset(ResetArguments),
 }
@@ -283,6 +285,21 @@ pub(crate) struct StatArguments {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct RegsArguments {
+    #[command(flatten)]
+    served: Served,
+    /// The attachment: its node's name, a dot, and its own, as the sockets are called.
+    #[arg(value_name = "NODE.ATTACHMENT")]
+    attachment: String,
+    /// Repeat at this interval in seconds (0.05 to 86400), until Ctrl-C.
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    watch: Option<Duration>,
+    /// Print one JSON object for each sample.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct ResetArguments {
     #[command(flatten)]
     served: Served,
@@ -336,6 +353,9 @@ pub(crate) fn carry_out(command: Command, families: &Families) -> Result<u8, Fai
         Command::Vm(options) => vm::main(options),
         Command::Stat(arguments) => {
             stat::main(&arguments.served.directory, arguments.every, arguments.json, arguments.attachments)
+        }
+        Command::Regs(arguments) => {
+            regs::main(&arguments.served.directory, &arguments.attachment, arguments.watch, arguments.json)
         }
         Command::Reset(arguments) => stat::reset(&arguments.served.directory, &arguments.node),
     }

@@ -31,6 +31,7 @@ use crate::{
     directory::Directory,
     escape,
     failure::{ErrorContext, Failure, program},
+    regs::RegistersSnapshot,
     stat::MachineSnapshot,
 };
 
@@ -56,6 +57,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub enum Request {
     /// Return a snapshot of the machine.
     Stat,
+    /// Return the registers of an attachment.
+    Registers {
+        /// The node and the attachment, as `NODE.ATTACHMENT`.
+        attachment: String,
+    },
     /// Reset a node.
     Reset {
         /// The node's name.
@@ -69,6 +75,8 @@ pub enum Request {
 pub enum Response {
     /// The answer to [`Request::Stat`].
     Stat(MachineSnapshot),
+    /// The answer to [`Request::Registers`].
+    Registers(RegistersSnapshot),
     /// The request was carried out.
     Done,
     /// The request was not carried out.
@@ -87,6 +95,7 @@ impl Response {
     fn escape_texts(&mut self) {
         match self {
             Self::Stat(snapshot) => snapshot.escape_texts(),
+            Self::Registers(snapshot) => snapshot.escape_texts(),
             Self::Done => {}
             Self::Refused { message, is_usage_error: _ } => escape::put_in_one_line(message),
         }

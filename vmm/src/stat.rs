@@ -1,22 +1,20 @@
 //! `nicforge stat` and `nicforge reset`: send requests to a served machine over its control socket.
 
 use std::{
-    io::IsTerminal,
     path::Path,
     time::{Duration, Instant},
 };
 
 use comfy_table::{CellAlignment, Table, presets};
 use nicforge_family::CounterColumn;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     control::{Request, Response, ask},
     directory::Directory,
     escape,
-    failure::{ErrorContext, Failure, counted, print_line, print_line_unless_signalled},
-    signals::Signals,
+    failure::{ErrorContext, Failure, counted},
+    samples,
 };
 
 /// The state of a machine.
@@ -235,23 +233,14 @@ pub struct AttachmentSnapshot {
     pub longest_turn_us: u64,
 }
 
-/// ANSI sequences that clear the terminal and move the cursor to its beginning.
-const CLEAR: &str = "\x1b[2J\x1b[H";
-
 /// Runs `nicforge stat`: once, or `every` so often until a signal comes. With `json` it prints one
 /// object for each sample, and with `attachments` the table has a row for each attachment.
 pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: bool) -> Result<u8, Failure> {
     let directory = find_directory(directory)?;
-    // A single sample leaves signals their usual effect, which is to end the process at once.
-    let signals = every.map(|_| Signals::block()).transpose().context(|| "signals".into())?;
     let mut last: Option<(Instant, MachineSnapshot)> = None;
 
-    loop {
-        let mut snapshot = match ask(&directory, &Request::Stat)? {
-            Response::Stat(snapshot) => snapshot,
-            other => return Err(unexpected_answer(&other)),
-        };
-
+    samples::print(every, !json, || {
+        let mut snapshot = ask_for_snapshot(&directory)?;
         let now = Instant::now();
         let text = if json {
             snapshot.columns.clear();
@@ -261,21 +250,16 @@ pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: 
             render(&snapshot, since, attachments)
         };
 
-        let (Some(every), Some(signals)) = (every, &signals) else {
-            print_line(text)?;
-            return Ok(0);
-        };
-        let clear = if !json && std::io::stdout().is_terminal() { CLEAR } else { "" };
-        if !print_line_unless_signalled(clear, text, signals)? {
-            return Ok(0);
-        }
-
         last = Some((now, snapshot));
-        let mut fds = [PollFd::new(signals.fd(), PollFlags::POLLIN)];
-        let timeout = PollTimeout::try_from(every).unwrap_or(PollTimeout::MAX);
-        if poll(&mut fds, timeout).is_ok_and(|ready| ready > 0) && signals.take().is_some() {
-            return Ok(0);
-        }
+        Ok(text)
+    })
+}
+
+/// Returns the state of a served machine.
+pub(crate) fn ask_for_snapshot(directory: &Directory) -> Result<MachineSnapshot, Failure> {
+    match ask(directory, &Request::Stat)? {
+        Response::Stat(snapshot) => Ok(snapshot),
+        other => Err(unexpected_answer(&other)),
     }
 }
 
@@ -283,13 +267,12 @@ pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: 
 pub fn reset(directory: &Path, node: &str) -> Result<u8, Failure> {
     match ask(&find_directory(directory)?, &Request::Reset { node: node.to_owned() })? {
         Response::Done => Ok(0),
-        Response::Refused { message, is_usage_error: true } => Err(Failure::usage(message)),
         other => Err(unexpected_answer(&other)),
     }
 }
 
 /// Returns a machine's directory, from its path or from the machine's name.
-fn find_directory(target: &Path) -> Result<Directory, Failure> {
+pub(crate) fn find_directory(target: &Path) -> Result<Directory, Failure> {
     match target.to_str() {
         // A folder of that name may belong to something else, so it must contain a served machine.
         Some(name) if !name.contains('/') && !Directory::is_served(target) => {
@@ -300,8 +283,9 @@ fn find_directory(target: &Path) -> Result<Directory, Failure> {
 }
 
 /// Returns the failure for an answer that does not fit the request, or refuses it.
-fn unexpected_answer(response: &Response) -> Failure {
+pub(crate) fn unexpected_answer(response: &Response) -> Failure {
     match response {
+        Response::Refused { message, is_usage_error: true } => Failure::usage(message.clone()),
         Response::Refused { message, .. } => Failure::environment(message.clone()),
         _ => Failure::environment("the server gave an answer that does not fit; is it another version?"),
     }

@@ -1,4 +1,6 @@
-//! Answers to requests about a served machine: its state, and resets of nodes.
+//! Answers to requests about a served machine: its state, registers, and resets of nodes.
+
+mod registers;
 
 use std::time::Duration;
 
@@ -28,6 +30,7 @@ pub(super) fn answer(built: &Built, handle: &EngineHandle, request: &Request) ->
             Ok(snapshot) => Response::Stat(snapshot),
             Err(message) => refused(message),
         },
+        Request::Registers { attachment } => registers::answer(built, handle, attachment),
         Request::Reset { node } => match built.node(node) {
             Some(node) => reset(node, handle),
             None => {

@@ -7,6 +7,7 @@ mod ends;
 mod held;
 mod owners;
 mod places;
+mod registers;
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
