@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use nicforge_engine::{EngineConfig, EventLoopKind, Quotas};
 use nicforge_family::Families;
 
-use crate::{access::SocketGrant, boot, failure::Failure, regs, run, serve, stat, vm};
+use crate::{access::SocketGrant, boot, failure::Failure, regs, run, serve, stat, top, vm};
 
 /// The commands of every program made from [`crate::App`].
 #[derive(Debug, Subcommand)]
@@ -22,6 +22,8 @@ pub(crate) enum Command {
     Vm(vm::VmOptions),
     /// Show what a served machine is doing.
     Stat(StatArguments),
+    /// Show what a served machine is doing as a live page with rates, until Ctrl-C.
+    Top(TopArguments),
     /// Show the registers of an attachment of a served machine, without an effect on them.
     Regs(RegsArguments),
     /// Reset a node of a served machine, whatever its programs did.
@@ -285,6 +287,18 @@ pub(crate) struct StatArguments {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct TopArguments {
+    #[command(flatten)]
+    served: Served,
+    /// Seconds between two pages (0.05 to 86400).
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, default_value = "1")]
+    interval: Duration,
+    /// Print one page after one interval, and end.
+    #[arg(long)]
+    once: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct RegsArguments {
     #[command(flatten)]
     served: Served,
@@ -354,6 +368,7 @@ pub(crate) fn carry_out(command: Command, families: &Families) -> Result<u8, Fai
         Command::Stat(arguments) => {
             stat::main(&arguments.served.directory, arguments.every, arguments.json, arguments.attachments)
         }
+        Command::Top(arguments) => top::main(&arguments.served.directory, arguments.interval, arguments.once),
         Command::Regs(arguments) => {
             regs::main(&arguments.served.directory, &arguments.attachment, arguments.watch, arguments.json)
         }

@@ -32,6 +32,7 @@ pub mod serve;
 pub mod signals;
 pub mod stat;
 pub mod table;
+pub mod top;
 mod vm;
 
 pub use clap;

@@ -305,7 +305,7 @@ const STALLS: &str = "stalls";
 const ERRORS: &str = "errors";
 
 /// Returns the columns of a machine, each title once: those of its devices, then [`COLUMNS`].
-fn columns(of_devices: &[ColumnSnapshot]) -> Vec<ColumnSnapshot> {
+pub(crate) fn columns(of_devices: &[ColumnSnapshot]) -> Vec<ColumnSnapshot> {
     // These two come last, also where a device adds counters to them.
     let is_last = |column: &ColumnSnapshot| [STALLS, ERRORS].contains(&column.title.as_str());
     let general: Vec<_> = COLUMNS.iter().map(ColumnSnapshot::from).collect();
@@ -396,7 +396,7 @@ fn render(
 
 /// Returns the number of functions that do not sleep, as text. A machine of nodes with one function
 /// each counts nodes.
-fn describe_activity(snapshot: &MachineSnapshot) -> String {
+pub(crate) fn describe_activity(snapshot: &MachineSnapshot) -> String {
     let (awake, nodes) = (snapshot.awake, snapshot.nodes.len());
     if snapshot.nodes.iter().all(|node| node.functions.is_empty()) {
         format!("{awake} of {nodes} nodes awake")
@@ -438,8 +438,24 @@ fn attachment_row(attachment: &AttachmentSnapshot, columns: &[ColumnSnapshot]) -
     row
 }
 
+/// Returns the number of a node's stalls: what its devices count as such.
+pub(crate) fn sum_of_stalls(node: &NodeSnapshot, columns: &[ColumnSnapshot]) -> u64 {
+    sum_of_column(node, columns, STALLS)
+}
+
+/// Returns the number of a node's errors: what its devices count as such.
+pub(crate) fn sum_of_errors(node: &NodeSnapshot, columns: &[ColumnSnapshot]) -> u64 {
+    sum_of_column(node, columns, ERRORS)
+}
+
+/// Returns a node's value in the column of a title, 0 if it has none.
+fn sum_of_column(node: &NodeSnapshot, columns: &[ColumnSnapshot], title: &str) -> u64 {
+    let column = columns.iter().find(|column| column.title == title);
+    column.and_then(|column| node.sum_if_any(&column.counters)).unwrap_or(0)
+}
+
 /// Returns the number of packets that a node has sent and received.
-fn count_packets(node: &NodeSnapshot, columns: &[ColumnSnapshot]) -> u64 {
+pub(crate) fn count_packets(node: &NodeSnapshot, columns: &[ColumnSnapshot]) -> u64 {
     columns
         .iter()
         .filter(|column| column.packets)

@@ -1,4 +1,4 @@
-//! Tests of `nicforge regs`.
+//! Tests of `nicforge regs` and `nicforge top`.
 
 use std::{
     io::{BufRead, BufReader},
@@ -8,7 +8,7 @@ use std::{
 
 use nicforge_driver::{Device, OpenOptions};
 use nicforge_hwi::{
-    proof::{addressed_send, dma_engine},
+    proof::{addressed_send, dma_engine, slot_fifo},
     tree_dcr::{REC_PRXF, dcr, port},
 };
 use nix::{
@@ -200,4 +200,39 @@ fn regs_repeats_until_sigterm() {
     }
     kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
     assert_eq!(wait(&mut child), Some(0));
+}
+
+#[test]
+fn top_shows_clients_and_rates_in_80_columns() {
+    let server = Server::of_machine("proof.toml", &[]);
+    let client = open(&server, "fifo0.user0");
+    let registers = client.bar(0).unwrap();
+    let directory = server.directory();
+    let child = nicforge(&["top", directory.to_str().unwrap(), "--once", "--interval", "1"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+
+    // The client pushes words by the port for as long as `top` counts. Most find the queue full,
+    // which is an error each.
+    let counting = std::thread::spawn(move || child.wait_with_output().unwrap());
+    while !counting.is_finished() {
+        registers.write64(slot_fifo::REG_PORT, 7).unwrap();
+    }
+
+    let output = counting.join().unwrap();
+    assert!(output.status.success());
+    let page = text(&output.stdout);
+    assert!(!page.contains('\u{1b}') && page.lines().all(|line| line.chars().count() <= 80), "{page}");
+    assert!(page.contains("\nengine: ") && page.contains(" turns/s, "), "{page}");
+
+    let node = row(&page, "fifo0");
+    assert_eq!((node[1], node[3]), ("1/4", "0"), "{page}");
+    assert_ne!(node[4], "0", "{page}");
+    let own = row(&page, "user0");
+    assert_eq!(own[1], std::process::id().to_string(), "{page}");
+    assert_eq!(own[3], node[4], "{page}");
+    // The counters of the device's own, and the nodes that do nothing.
+    assert_eq!(row(&page, "fifo0.errors").len(), 3, "{page}");
+    assert!(page.contains("2 nodes without a client and without a change"), "{page}");
 }
