@@ -16,7 +16,7 @@ use crate::{
 
 /// The exit codes, which the help text shows.
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 the result is bad; 2 the command line or a machine file is wrong; 3 something \
-around it failed (a socket is taken, a server is gone); 4 a client kept the engine from ending, and the sockets are removed; 5 the engine panicked, which is a defect of nicforge; 130 ended by Ctrl-C, but 0 for `serve` and `stat --every`, which end so; \
+around it failed (a socket is taken, a server is gone); 4 a client kept the engine from ending, and the sockets are removed; 5 the engine panicked, which is a defect of nicforge; 130 ended by Ctrl-C, but 0 for `serve`, `top`, `stat --every` and `regs --watch`, which end so; \
 141 nobody reads the output any more; `run` and `boot` end with the code of the first program that failed. Set NICFORGE_LOG=debug for a log on standard error.";
 
 /// Runs a command of an [`App`]. It returns the exit code.
@@ -24,8 +24,9 @@ pub type CommandBody = fn(&ArgMatches, &Families) -> Result<u8, Failure>;
 
 /// A program that serves, runs and boots machines with its own devices.
 ///
-/// It has the commands `serve`, `run`, `boot`, `stat` and `reset` of `nicforge`. A crate that makes
-/// such a program depends on nicforge's crates, and nicforge does not know the crate:
+/// It has the commands `serve`, `run`, `boot`, `stat`, `top`, `regs` and `reset` of `nicforge`. A
+/// crate that makes such a program depends on nicforge's crates, and nicforge does not know the
+/// crate:
 ///
 /// ```no_run
 /// use std::process::ExitCode;

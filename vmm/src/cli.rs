@@ -7,7 +7,7 @@ use nicforge_engine::{EngineConfig, EventLoopKind, Quotas};
 use nicforge_family::Families;
 use nicforge_trace::{Kind, Selection};
 
-use crate::{access::SocketGrant, boot, failure::Failure, run, serve, stat, trace, vm};
+use crate::{access::SocketGrant, boot, failure::Failure, regs, run, serve, stat, top, trace, vm};
 
 /// The commands of every program made from [`crate::App`].
 #[derive(Debug, Subcommand)]
@@ -25,6 +25,10 @@ pub(crate) enum Command {
     Stat(StatArguments),
     /// Show register accesses, DMA, interrupts and packets of a served machine, as they happen.
     Trace(TraceArguments),
+    /// Show what a served machine is doing as a live page with rates, until Ctrl-C.
+    Top(TopArguments),
+    /// Show the registers of an attachment of a served machine, without an effect on them.
+    Regs(RegsArguments),
     /// Reset a node of a served machine, whatever its programs did.
     Reset(ResetArguments),
 }
@@ -389,6 +393,33 @@ fn parse_kind(text: &str) -> Result<Kind, String> {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct TopArguments {
+    #[command(flatten)]
+    served: Served,
+    /// Seconds between two pages (0.05 to 86400).
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, default_value = "1")]
+    interval: Duration,
+    /// Print one page after one interval, and end.
+    #[arg(long)]
+    once: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RegsArguments {
+    #[command(flatten)]
+    served: Served,
+    /// The attachment: its node's name, a dot, and its own, as the sockets are called.
+    #[arg(value_name = "NODE.ATTACHMENT")]
+    attachment: String,
+    /// Repeat at this interval in seconds (0.05 to 86400), until Ctrl-C.
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    watch: Option<Duration>,
+    /// Print one JSON object for each sample.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct ResetArguments {
     #[command(flatten)]
     served: Served,
@@ -447,6 +478,10 @@ pub(crate) fn carry_out(command: Command, families: &Families) -> Result<u8, Fai
         Command::Trace(arguments) => {
             let directory = arguments.served.directory.clone();
             trace::main(&directory, &arguments.into())
+        }
+        Command::Top(arguments) => top::main(&arguments.served.directory, arguments.interval, arguments.once),
+        Command::Regs(arguments) => {
+            regs::main(&arguments.served.directory, &arguments.attachment, arguments.watch, arguments.json)
         }
         Command::Reset(arguments) => stat::reset(&arguments.served.directory, &arguments.node),
     }

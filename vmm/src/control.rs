@@ -32,6 +32,7 @@ use crate::{
     directory::Directory,
     escape,
     failure::{ErrorContext, Failure, program},
+    regs::RegistersSnapshot,
     stat::MachineSnapshot,
 };
 
@@ -57,6 +58,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub enum Request {
     /// Return a snapshot of the machine.
     Stat,
+    /// Return the registers of an attachment.
+    Registers {
+        /// The node and the attachment, as `NODE.ATTACHMENT`.
+        attachment: String,
+    },
     /// Reset a node.
     Reset {
         /// The node's name.
@@ -120,6 +126,8 @@ pub enum Response {
         /// Whether there are more already.
         has_more: bool,
     },
+    /// The answer to [`Request::Registers`].
+    Registers(RegistersSnapshot),
     /// The request was carried out.
     Done,
     /// The request was not carried out.
@@ -138,6 +146,7 @@ impl Response {
     fn escape_texts(&mut self) {
         match self {
             Self::Stat(snapshot) => snapshot.escape_texts(),
+            Self::Registers(snapshot) => snapshot.escape_texts(),
             Self::Trace { entries, .. } => {
                 entries.iter_mut().flat_map(Entry::texts_mut).for_each(escape::put_in_one_line);
             }

@@ -25,11 +25,14 @@ mod host_load;
 pub mod lines;
 pub mod log;
 pub mod processes;
+pub mod regs;
 pub mod run;
+mod samples;
 pub mod serve;
 pub mod signals;
 pub mod stat;
 pub mod table;
+pub mod top;
 pub mod trace;
 mod vm;
 

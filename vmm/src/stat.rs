@@ -1,22 +1,20 @@
 //! `nicforge stat` and `nicforge reset`: send requests to a served machine over its control socket.
 
 use std::{
-    io::IsTerminal,
     path::Path,
     time::{Duration, Instant},
 };
 
 use comfy_table::{CellAlignment, Table, presets};
 use nicforge_family::CounterColumn;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     control::{Request, Response, ask},
     directory::Directory,
     escape,
-    failure::{ErrorContext, Failure, counted, print_line, print_line_unless_signalled},
-    signals::Signals,
+    failure::{ErrorContext, Failure, counted},
+    samples,
 };
 
 /// The state of a machine.
@@ -235,23 +233,14 @@ pub struct AttachmentSnapshot {
     pub longest_turn_us: u64,
 }
 
-/// ANSI sequences that clear the terminal and move the cursor to its beginning.
-const CLEAR: &str = "\x1b[2J\x1b[H";
-
 /// Runs `nicforge stat`: once, or `every` so often until a signal comes. With `json` it prints one
 /// object for each sample, and with `attachments` the table has a row for each attachment.
 pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: bool) -> Result<u8, Failure> {
     let directory = find_directory(directory)?;
-    // A single sample leaves signals their usual effect, which is to end the process at once.
-    let signals = every.map(|_| Signals::block()).transpose().context(|| "signals".into())?;
     let mut last: Option<(Instant, MachineSnapshot)> = None;
 
-    loop {
-        let mut snapshot = match ask(&directory, &Request::Stat)? {
-            Response::Stat(snapshot) => snapshot,
-            other => return Err(unexpected_answer(&other)),
-        };
-
+    samples::print(every, !json, || {
+        let mut snapshot = ask_for_snapshot(&directory)?;
         let now = Instant::now();
         let text = if json {
             snapshot.columns.clear();
@@ -261,21 +250,16 @@ pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: 
             render(&snapshot, since, attachments)
         };
 
-        let (Some(every), Some(signals)) = (every, &signals) else {
-            print_line(text)?;
-            return Ok(0);
-        };
-        let clear = if !json && std::io::stdout().is_terminal() { CLEAR } else { "" };
-        if !print_line_unless_signalled(clear, text, signals)? {
-            return Ok(0);
-        }
-
         last = Some((now, snapshot));
-        let mut fds = [PollFd::new(signals.fd(), PollFlags::POLLIN)];
-        let timeout = PollTimeout::try_from(every).unwrap_or(PollTimeout::MAX);
-        if poll(&mut fds, timeout).is_ok_and(|ready| ready > 0) && signals.take().is_some() {
-            return Ok(0);
-        }
+        Ok(text)
+    })
+}
+
+/// Returns the state of a served machine.
+pub(crate) fn ask_for_snapshot(directory: &Directory) -> Result<MachineSnapshot, Failure> {
+    match ask(directory, &Request::Stat)? {
+        Response::Stat(snapshot) => Ok(snapshot),
+        other => Err(unexpected_answer(&other)),
     }
 }
 
@@ -283,7 +267,6 @@ pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: 
 pub fn reset(directory: &Path, node: &str) -> Result<u8, Failure> {
     match ask(&find_directory(directory)?, &Request::Reset { node: node.to_owned() })? {
         Response::Done => Ok(0),
-        Response::Refused { message, is_usage_error: true } => Err(Failure::usage(message)),
         other => Err(unexpected_answer(&other)),
     }
 }
@@ -302,6 +285,7 @@ pub(crate) fn find_directory(target: &Path) -> Result<Directory, Failure> {
 /// Returns the failure for an answer that does not fit the request, or refuses it.
 pub(crate) fn unexpected_answer(response: &Response) -> Failure {
     match response {
+        Response::Refused { message, is_usage_error: true } => Failure::usage(message.clone()),
         Response::Refused { message, .. } => Failure::environment(message.clone()),
         _ => Failure::environment("the server gave an answer that does not fit; is it another version?"),
     }
@@ -321,7 +305,7 @@ const STALLS: &str = "stalls";
 const ERRORS: &str = "errors";
 
 /// Returns the columns of a machine, each title once: those of its devices, then [`COLUMNS`].
-fn columns(of_devices: &[ColumnSnapshot]) -> Vec<ColumnSnapshot> {
+pub(crate) fn columns(of_devices: &[ColumnSnapshot]) -> Vec<ColumnSnapshot> {
     // These two come last, also where a device adds counters to them.
     let is_last = |column: &ColumnSnapshot| [STALLS, ERRORS].contains(&column.title.as_str());
     let general: Vec<_> = COLUMNS.iter().map(ColumnSnapshot::from).collect();
@@ -412,7 +396,7 @@ fn render(
 
 /// Returns the number of functions that do not sleep, as text. A machine of nodes with one function
 /// each counts nodes.
-fn describe_activity(snapshot: &MachineSnapshot) -> String {
+pub(crate) fn describe_activity(snapshot: &MachineSnapshot) -> String {
     let (awake, nodes) = (snapshot.awake, snapshot.nodes.len());
     if snapshot.nodes.iter().all(|node| node.functions.is_empty()) {
         format!("{awake} of {nodes} nodes awake")
@@ -454,8 +438,24 @@ fn attachment_row(attachment: &AttachmentSnapshot, columns: &[ColumnSnapshot]) -
     row
 }
 
+/// Returns the number of a node's stalls: what its devices count as such.
+pub(crate) fn sum_of_stalls(node: &NodeSnapshot, columns: &[ColumnSnapshot]) -> u64 {
+    sum_of_column(node, columns, STALLS)
+}
+
+/// Returns the number of a node's errors: what its devices count as such.
+pub(crate) fn sum_of_errors(node: &NodeSnapshot, columns: &[ColumnSnapshot]) -> u64 {
+    sum_of_column(node, columns, ERRORS)
+}
+
+/// Returns a node's value in the column of a title, 0 if it has none.
+fn sum_of_column(node: &NodeSnapshot, columns: &[ColumnSnapshot], title: &str) -> u64 {
+    let column = columns.iter().find(|column| column.title == title);
+    column.and_then(|column| node.sum_if_any(&column.counters)).unwrap_or(0)
+}
+
 /// Returns the number of packets that a node has sent and received.
-fn count_packets(node: &NodeSnapshot, columns: &[ColumnSnapshot]) -> u64 {
+pub(crate) fn count_packets(node: &NodeSnapshot, columns: &[ColumnSnapshot]) -> u64 {
     columns
         .iter()
         .filter(|column| column.packets)

@@ -103,7 +103,9 @@ fn server() -> &'static Server {
                 Response::Refused { message: format!("there is no node {node}"), is_usage_error: true }
             }
             Request::Trace(_) => Response::Refused { message: "no trace".into(), is_usage_error: false },
-            Request::Stat => Response::Refused { message: "no statistics".into(), is_usage_error: false },
+            Request::Stat | Request::Registers { .. } => {
+                Response::Refused { message: "no statistics".into(), is_usage_error: false }
+            }
         })
         .unwrap();
 

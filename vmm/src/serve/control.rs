@@ -1,4 +1,6 @@
-//! Answers to requests about a served machine: its state, and resets of nodes.
+//! Answers to requests about a served machine: its state, registers, and resets of nodes.
+
+mod registers;
 
 use std::{sync::Arc, time::Duration};
 
@@ -35,6 +37,7 @@ pub(super) fn answer(
             Err(message) => refused(message),
         },
         Request::Trace(request) => tracer.answer(request),
+        Request::Registers { attachment } => registers::answer(built, handle, attachment),
         Request::Reset { node } => match built.node(node) {
             Some(node) => reset(node, handle),
             None => {

@@ -7,6 +7,7 @@ mod ends;
 mod held;
 mod owners;
 mod places;
+mod registers;
 mod traced;
 
 use std::{
