@@ -177,7 +177,7 @@ pub(crate) fn copy(steps: &Steps, new: &New) -> Result<(), Failed> {
 
     let template = if new.stock { STOCK } else { DEVICE };
     steps.print_heading(&format!("copying {} to {}", template.folder, new.folder.display()));
-    let copy = Copy { template, name, root: steps.root() };
+    let copy = TemplateCopy { template, name, root: steps.root() };
     let count = copy.folder(&steps.root().join(template.folder), &new.folder)?;
 
     // The copy begins with the versions with which the template was tested.
@@ -192,7 +192,7 @@ pub(crate) fn copy(steps: &Steps, new: &New) -> Result<(), Failed> {
 }
 
 /// A copy of a template.
-struct Copy<'a> {
+struct TemplateCopy<'a> {
     template: Template,
     /// The name of its package.
     name: &'a str,
@@ -200,7 +200,7 @@ struct Copy<'a> {
     root: &'a Path,
 }
 
-impl Copy<'_> {
+impl TemplateCopy<'_> {
     /// Copies a folder, with the package's name and the folder of nicforge replaced. Returns the
     /// number of files.
     fn folder(&self, from: &Path, to: &Path) -> Result<u32, Failed> {

@@ -199,16 +199,21 @@ fn explanation(fifo_depth: u32, gbit_s: f64) -> String {
         _ => format!("{REAL_FIFO_DEPTH} in a Blue Gene/P"),
     };
 
+    let next = [
+        (format!("demo --fifo-depth {other_depth}"), why),
+        ("serve machines/pset.toml --dir /tmp/pset".to_owned(), "this machine, for programs of your own"),
+        ("boot machines/ethernet.toml --node en0 --shell".to_owned(), "Linux with a NIC of today"),
+    ];
+    let width = next.iter().map(|(command, _)| command.len()).max().unwrap_or_default();
+    let next = next.map(|(command, why)| format!("\n  {nicforge} {command:width$}  {why}")).concat();
+
     format!(
         "
 - FIFOs hold {fifo_depth} packets of 256 bytes ({depth_of_real}). A stall is a packet that waited for room.
 - FCNP moved {REAL_GBIT_S} Gb/s in each direction on a Blue Gene/P (Romein, PDPTA 2009). Here it moved {gbit_s:.2},
   with all nodes, the network and the digests on this host's processors.
 
-next:
-  {nicforge} demo --fifo-depth {other_depth:<29} {why}
-  {nicforge} serve machines/pset.toml --dir /tmp/pset    this machine, for programs of your own
-  {nicforge} boot machines/ethernet.toml --node en0 --shell    Linux with a NIC of today"
+next:{next}"
     )
 }
 
