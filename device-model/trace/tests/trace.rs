@@ -4,11 +4,13 @@
 use std::time::Duration;
 
 use nicforge_core::{
-    device::Ended,
+    context::Context,
+    device::{Device, Ended, Reset, Write},
     dma::DmaError,
-    fabric::{Direction, LinkId},
-    ids::{AttachmentId, FunctionId},
+    fabric::{Direction, LinkId, LinkSpec},
+    ids::{Address, AttachmentId, FunctionId},
     machine::Machine,
+    spec::{FunctionSpec, Identity},
     time::Nanos,
     trace::{Crossing, Event, TraceSink},
 };
@@ -29,6 +31,38 @@ fn machine() -> Machine {
     for name in ["idio0", "idio1"] {
         machine.add_function(name, Box::new(Idio16::default())).unwrap();
     }
+    machine
+}
+
+/// A device that has ports and does nothing.
+struct Hub;
+
+impl Device for Hub {
+    fn spec(&self) -> FunctionSpec {
+        FunctionSpec::hub(Identity {
+            vendor: 1,
+            device: 2,
+            subsystem_vendor: 3,
+            subsystem: 4,
+            class: 0x02_80_00,
+            revision: 0,
+        })
+    }
+
+    fn read(&mut self, _: &mut Context<'_>, _: AttachmentId, _: Address, _: &mut [u8]) {}
+
+    fn write(&mut self, _: &mut Context<'_>, _: AttachmentId, _: Address, _: &[u8]) -> Write {
+        Write::Accepted
+    }
+
+    fn reset(&mut self, _: &mut Context<'_>, _: Reset) {}
+}
+
+/// Returns a machine of two hubs, whose ports 0 and 3 are linked.
+fn linked_machine() -> Machine {
+    let mut machine = Machine::new();
+    let hubs = ["hub0", "hub1"].map(|name| machine.add_function(name, Box::new(Hub)).unwrap());
+    machine.fabric().connect((hubs[0], 0), (hubs[1], 3), LinkSpec::default()).unwrap();
     machine
 }
 
@@ -162,11 +196,9 @@ fn failed_dma_is_marked_as_an_error() {
 /// its flow begins with the first one.
 #[test]
 fn a_perfetto_file_has_a_track_for_each_attachment_and_link() {
-    let mut machine = machine();
-    let link = nicforge_core::fabric::LinkSpec::default();
-    machine.fabric().connect((CARD, 0), (FunctionId(1), 3), link).unwrap();
+    let mut machine = linked_machine();
     let mut stream = Stream::new(Names::of(&mut machine), Filter::all(), Format::Perfetto, Vec::new());
-    stream.event(Nanos(1_500), CARD, Some(USER), &Event::Attached);
+    stream.event(Nanos(1_500), CARD, None, &Event::Reset);
     for (packet, direction) in [(1, Direction::Forward), (1, Direction::Backward), (2, Direction::Forward)] {
         let crossing = Crossing {
             link: LinkId(0),
@@ -186,7 +218,7 @@ fn a_perfetto_file_has_a_track_for_each_attachment_and_link() {
     let events = document["traceEvents"].as_array().unwrap();
     let of_phase = |phase: &str| events.iter().filter(|event| event["ph"] == phase).collect::<Vec<_>>();
     let names: Vec<_> = of_phase("M").iter().map(|event| event["args"]["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["idio0", "user0", "links", "idio0:0 > idio1:3", "idio1:3 > idio0:0"]);
+    assert_eq!(names, ["hub0", "node", "links", "hub0:0 > hub1:3", "hub1:3 > hub0:0"]);
     assert_eq!(of_phase("i")[0]["ts"], 1.5);
 
     let slices: Vec<_> = of_phase("X").iter().map(|event| (&event["tid"], event["dur"].as_f64())).collect();
@@ -253,10 +285,8 @@ fn packets(file: &[u8]) -> Vec<(u32, Duration, u32, Vec<u8>)> {
 
 #[test]
 fn a_capture_has_the_packets_of_both_ends_with_their_directions() {
-    let mut machine = machine();
-    let link = nicforge_core::fabric::LinkSpec::default();
-    machine.fabric().connect((CARD, 0), (FunctionId(1), 3), link).unwrap();
-    let ports = ["idio1:3".to_owned(), "idio0:0".to_owned()];
+    let mut machine = linked_machine();
+    let ports = ["hub1:3".to_owned(), "hub0:0".to_owned()];
     let capture = Capture::new(&mut machine, &ports, 1 << 16).unwrap();
     let mut observer = Observer { recorder: None, captures: vec![capture] };
     let time = Nanos(5_000_000_123);
@@ -281,10 +311,8 @@ fn a_capture_has_the_packets_of_both_ends_with_their_directions() {
 
 #[test]
 fn packets_without_room_in_a_capture_are_counted() {
-    let mut machine = machine();
-    let link = nicforge_core::fabric::LinkSpec::default();
-    machine.fabric().connect((CARD, 0), (FunctionId(1), 3), link).unwrap();
-    let capture = Capture::new(&mut machine, &["idio0:0".to_owned()], 1_000).unwrap();
+    let mut machine = linked_machine();
+    let capture = Capture::new(&mut machine, &["hub0:0".to_owned()], 1_000).unwrap();
     let mut observer = Observer { recorder: None, captures: vec![capture] };
     for _ in 0..10 {
         observer.event(Nanos(1), CARD, None, &crossing(Direction::Forward, &[7; 300]));
@@ -297,13 +325,11 @@ fn packets_without_room_in_a_capture_are_counted() {
 
 #[test]
 fn a_port_without_a_link_is_refused_with_those_that_have_one() {
-    let mut machine = machine();
-    let link = nicforge_core::fabric::LinkSpec::default();
-    machine.fabric().connect((CARD, 0), (FunctionId(1), 3), link).unwrap();
+    let mut machine = linked_machine();
     let mut refusal =
         |port: &str| Capture::new(&mut machine, &[port.to_owned()], 1_000).unwrap_err().to_string();
-    assert_eq!(refusal("idio0:3"), "no link is at idio0:3; links are at idio0:0, idio1:3");
-    for wrong in ["idio0", "idio0:x", "idio0:256", ""] {
+    assert_eq!(refusal("hub0:3"), "no link is at hub0:3; links are at hub0:0, hub1:3");
+    for wrong in ["hub0", "hub0:x", "hub0:256", ""] {
         assert!(refusal(wrong).contains("is no port"), "{wrong}");
     }
 }

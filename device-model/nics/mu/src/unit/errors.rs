@@ -108,15 +108,19 @@ fn rule(set: ErrorSet, error: u8) -> &'static &'static str {
     match (set, error) {
         (ErrorSet::MasterPort, error::XM_WRITE_RANGE) => &"the unit writes only to permitted address ranges",
         (ErrorSet::MasterPort, _) => &"the unit reads only from permitted address ranges",
+
         (ErrorSet::SlavePort, error::XS_SIZE) => &"a register is accessed by 8 aligned bytes",
         (ErrorSet::SlavePort, _) => &"an access goes to a register that the attachment has",
+
         (ErrorSet::Registers, error::MMREGS_READ) => &"the register can only be written",
         (ErrorSet::Registers, error::MMREGS_WRITE) => &"the register can only be read",
         (ErrorSet::Registers, error::MMREGS_BARRIER) => {
             &"a user enters barriers of users that the node is a member of"
         }
         (ErrorSet::Registers, _) => &"a write sets only bits that the register has",
+
         (ErrorSet::Fifo, _) => &"a reception FIFO has room for a packet",
+
         (ErrorSet::Descriptor, error::MCSRAM_GET_ATOMIC) => &"a get has no atomic payload address",
         (ErrorSet::Descriptor, error::MCSRAM_PACKET_SIZE) => &"packets have at most 512 bytes",
         (ErrorSet::Descriptor, error::MCSRAM_GET_PACKET_SIZE) => &"packets of a get hold whole descriptors",
@@ -132,10 +136,12 @@ fn rule(set: ErrorSet, error: u8) -> &'static &'static str {
         (ErrorSet::Descriptor, error::MCSRAM_FIFO_MAP) => &"the FIFO map names FIFOs that carry the packet",
         (ErrorSet::Descriptor, error::MCSRAM_CHANNEL) => &"the channel exists, and leads to the destination",
         (ErrorSet::Descriptor, _) => &"put offset and message length do not pass the last address",
+
         (ErrorSet::Reception, error::RCSRAM_SYSTEM) => &"a user's packet goes to reception FIFOs of users",
         (ErrorSet::Reception, error::RCSRAM_INDEX) => &"a packet goes to a reception FIFO that exists",
         (ErrorSet::Reception, error::RCSRAM_DISABLED) => &"a packet goes to an enabled reception FIFO",
         (ErrorSet::Reception, _) => &"a reception FIFO's pointers stay in it; enabled, only its head moves",
+
         (ErrorSet::Put, error::RPUTSRAM_SYSTEM_PAYLOAD) => &"a put names a valid base address of its user",
         (ErrorSet::Put, error::RPUTSRAM_SYSTEM_COUNTER) => &"a put's counter has a valid base address",
         (ErrorSet::Put, error::RPUTSRAM_OVERFLOW) => &"base address and offset do not pass the last address",
@@ -143,12 +149,14 @@ fn rule(set: ErrorSet, error: u8) -> &'static &'static str {
         (ErrorSet::Put, error::RPUTSRAM_ATOMIC_LENGTH) => &"an atomic put has 8 bytes",
         (ErrorSet::Put, _) => &"a put's counter has an atomic address whose operation adds",
         (ErrorSet::Header0 | ErrorSet::Header1, _) => &"a packet's header has a meaning",
+
         (ErrorSet::Injection, error::ICSRAM_FREE_SPACE) => &"the free space can only be read",
         (ErrorSet::Injection, error::ICSRAM_ALIGNMENT) => &"a tail is aligned, and lies in its FIFO",
         (ErrorSet::Injection, error::ICSRAM_RANGE) => {
             &"an injection FIFO's registers hold addresses; while it is enabled, only the tail is written"
         }
         (ErrorSet::Injection, _) => &"an injection FIFO is larger than a remote get for it",
+
         (ErrorSet::Get, error::ICSRAM_SELECT_SYSTEM) => &"a user's remote get goes to FIFOs of users",
         (ErrorSet::Get, error::ICSRAM_SELECT_NO_GET) => &"a remote get goes to a FIFO that is for them",
         (ErrorSet::Get, _) => &"a remote get goes to an enabled injection FIFO",

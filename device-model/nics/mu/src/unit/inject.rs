@@ -427,7 +427,8 @@ impl Unit {
             fifo.into(),
         );
         if rejected.error == error::MCSRAM_SYSTEM_FIFO {
-            self.errors.report_with_info(
+            // The same event, in a second register.
+            self.errors.record_with_info(
                 ErrorSet::Descriptor,
                 rejected.error,
                 ErrorInfo::SystemFifo,
