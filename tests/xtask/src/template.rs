@@ -19,7 +19,7 @@ const BUILD_OUTPUT: [&str; 2] = ["target", "Cargo.lock"];
 const ROOT: &str = "../..";
 /// Names that a package can't have: words of Rust, crates that every crate sees, and types that the
 /// template imports.
-const RESERVED: [&str; 58] = [
+const RESERVED: [&str; 60] = [
     "abstract",
     "alloc",
     "as",
@@ -57,9 +57,11 @@ const RESERVED: [&str; 58] = [
     "mut",
     "nicforge",
     "packet",
+    "ports",
     "progress",
     "pub",
     "ref",
+    "register",
     "reset",
     "return",
     "self",
