@@ -8,6 +8,8 @@
 // ANCHOR: hwi
 /// The register map. In the project it belongs into a module of `device-model/hwi`.
 pub mod hwi {
+    use nicforge_hwi::register::{Field, Register};
+
     /// PCI device id.
     pub const DEVICE_TALLY: u16 = 0x00f0;
     /// Attachments of the card.
@@ -22,6 +24,15 @@ pub mod hwi {
     pub const MIRROR_SUM: u64 = 0x1000;
     /// MSI-X vector: the sum has reached the target. It is raised once for each target written.
     pub const VECTOR_REACHED: u16 = 0;
+
+    /// The declarations of the registers.
+    pub static REGISTER_MAP: &[Register] = &[
+        Register::wo32("ADD", 0, REG_ADD).about("added to the sum"),
+        Register::ro64("SUM", 0, REG_SUM),
+        Register::rw64("TARGET", 0, REG_TARGET)
+            .fields(&[Field::bits("TARGET", 63, 0).values(&[(0, "none")])]),
+        Register::ro64("MIRROR_SUM", 2, MIRROR_SUM),
+    ];
 }
 // ANCHOR_END: hwi
 
@@ -31,7 +42,9 @@ pub mod device {
     use nicforge_core::{
         context::Context,
         device::{Counter, Device, Ended, Reset, Write},
+        fabric::Ports,
         ids::{Address, AttachmentId},
+        register::Register,
         spec::{AttachmentSpec, FunctionSpec, Identity, NicSizes},
     };
     use nicforge_hwi::pci::VENDOR_ID;
@@ -107,14 +120,23 @@ pub mod device {
             }
         }
 
-        fn read(&mut self, _: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
-            let lane = &self.lanes[usize::from(from.0)];
+        fn registers(&self) -> &'static [Register] {
+            REGISTER_MAP
+        }
+
+        fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
             // `data` comes filled with ones, the value of reads that no register answers.
+            self.peek(&context.ports(), from, at, data);
+        }
+
+        fn peek(&self, _: &Ports<'_>, from: AttachmentId, at: Address, data: &mut [u8]) -> bool {
+            let lane = &self.lanes[usize::from(from.0)];
             match at.offset {
                 REG_SUM => lane.sum.answer_read(data),
                 REG_TARGET => lane.target.answer_read(data),
-                _ => {}
+                _ => return false,
             }
+            true
         }
 
         fn write(

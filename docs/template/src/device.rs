@@ -8,14 +8,15 @@ use nicforge_core::{
     context::Context,
     device::{Counter, Device, Progress, Reset, Write},
     dma::DmaError,
-    fabric::Packet,
+    fabric::{Packet, Ports},
     ids::{Address, AttachmentId, DmaToken},
+    register::Register,
     spec::{AttachmentSpec, FunctionSpec, Identity, NicSizes},
 };
 use nicforge_kit::{RegisterValue, retry};
 
 use crate::registers::{
-    DEVICE, Descriptor, MAX_FRAME, REG_RECEIVE, REG_RECEIVED, REG_SEND, REG_SENT, VECTOR_RECEIVED,
+    DEVICE, Descriptor, MAX_FRAME, REG_RECEIVE, REG_RECEIVED, REG_SEND, REG_SENT, REGISTERS, VECTOR_RECEIVED,
     VECTOR_SENT, VECTORS, VENDOR, status,
 };
 
@@ -102,13 +103,22 @@ impl Device for Courier {
         1
     }
 
-    fn read(&mut self, _: &mut Context<'_>, _: AttachmentId, at: Address, data: &mut [u8]) {
+    fn registers(&self) -> &'static [Register] {
+        REGISTERS
+    }
+
+    fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
         // `data` comes filled with ones, the value of reads that no register answers.
+        self.peek(&context.ports(), from, at, data);
+    }
+
+    fn peek(&self, _: &Ports<'_>, _: AttachmentId, at: Address, data: &mut [u8]) -> bool {
         match at.offset {
             REG_SENT => self.sent.answer_read(data),
             REG_RECEIVED => self.received.answer_read(data),
-            _ => {}
+            _ => return false,
         }
+        true
     }
 
     fn write(&mut self, _: &mut Context<'_>, _: AttachmentId, at: Address, data: &[u8]) -> Write {

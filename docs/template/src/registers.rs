@@ -1,5 +1,7 @@
 //! Identity, registers and descriptors of the card.
 
+use nicforge_core::register::Register;
+
 /// Vendor id. This number belongs to no vendor and is common for experiments.
 pub const VENDOR: u16 = 0x1234;
 /// Device id.
@@ -17,6 +19,16 @@ pub const REG_RECEIVE: u64 = 0x08;
 pub const REG_SENT: u64 = 0x10;
 /// BAR 0, 64 bits, read: the number of frames received.
 pub const REG_RECEIVED: u64 = 0x18;
+
+// ANCHOR: declarations
+/// The declarations of the registers, by which `regs` and traces show accesses.
+pub static REGISTERS: &[Register] = &[
+    Register::wo64("SEND", 0, REG_SEND).about("doorbell: address of a descriptor"),
+    Register::wo64("RECEIVE", 0, REG_RECEIVE).about("doorbell: address of a descriptor"),
+    Register::ro64("SENT", 0, REG_SENT).about("frames sent"),
+    Register::ro64("RECEIVED", 0, REG_RECEIVED).about("frames received"),
+];
+// ANCHOR_END: declarations
 
 /// Vector of the interrupt after a descriptor of sending has its result.
 pub const VECTOR_SENT: u16 = 0;

@@ -12,6 +12,7 @@ use courier::{
 use nicforge_core::{
     fabric::LinkSpec,
     ids::{AttachmentId, FunctionId},
+    register::show,
 };
 use nicforge_test_kit::{Client, ClientMemory, InterruptCount, PeerPacket, PostedRing, Testbed};
 
@@ -186,4 +187,19 @@ fn a_reset_forgets_the_work_and_keeps_the_card_usable() {
 
     assert_eq!(forgotten, (MAX_FRAME as u32, status::PENDING));
     assert_eq!(user.result(RECEIVE), (4, status::DONE));
+}
+
+#[test]
+fn declared_registers_have_the_values_that_software_reads() {
+    let mut bed = Testbed::new();
+    let card = bed.add("card", Courier::default());
+    let peer = bed.peer((card, 0), LinkSpec::default());
+    let mut user = User::attach(&mut bed, card);
+    user.send(b"hello");
+    bed.run_until_idle();
+
+    assert_eq!(user.client.compare_peeks(&mut bed), ["SENT", "RECEIVED"]);
+    let sent = user.client.read64(&mut bed, 0, REG_SENT).to_le_bytes();
+    assert_eq!(show(bed.registers(card), 0, REG_SENT, &sent).to_string(), "SENT 0x0000000000000001");
+    assert!(peer.take(&mut bed, 0).is_some());
 }

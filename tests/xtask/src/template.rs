@@ -28,7 +28,7 @@ const BUILD_OUTPUT: [&str; 2] = ["target", "Cargo.lock"];
 const ROOT: &str = "../..";
 /// Names that a package can't have: words of Rust, crates that every crate sees, and types and
 /// functions that the templates import.
-const RESERVED: [&str; 62] = [
+const RESERVED: [&str; 64] = [
     "abstract",
     "alloc",
     "as",
@@ -68,9 +68,11 @@ const RESERVED: [&str; 62] = [
     "mut",
     "nicforge",
     "packet",
+    "ports",
     "progress",
     "pub",
     "ref",
+    "register",
     "reset",
     "return",
     "self",
