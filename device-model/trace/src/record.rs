@@ -84,7 +84,9 @@ impl Default for Text {
 impl fmt::Write for Text {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let start = usize::from(self.length);
-        let end = text.floor_char_boundary(Self::MAX - start);
+        let room = Self::MAX - start;
+        let ends = text.char_indices().map(|(at, character)| at + character.len_utf8());
+        let end = ends.take_while(|&end| end <= room).last().unwrap_or(0);
         self.bytes[start..start + end].copy_from_slice(&text.as_bytes()[..end]);
         self.length += end as u8;
         if end < text.len() { Err(fmt::Error) } else { Ok(()) }

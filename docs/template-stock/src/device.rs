@@ -6,15 +6,17 @@
 use nicforge_core::{
     context::Context,
     device::{Counter, Device, Progress, Reset, Write},
+    fabric::Ports,
     ids::{Address, AttachmentId},
+    register::Register,
     spec::{AttachmentSpec, BarSpec, FunctionSpec, Identity},
     warning::Warning,
 };
 use nicforge_kit::RegisterValue;
 
 use crate::registers::{
-    BAR, BAR_SIZE, CLASS, DEVICE, REG_CONTROL, REG_ENABLED, REG_EVENTS, REG_STATUS, VENDOR, control, event,
-    status,
+    BAR, BAR_SIZE, CLASS, DEVICE, REG_CONTROL, REG_ENABLED, REG_EVENTS, REG_STATUS, REGISTERS, VENDOR,
+    control, event, status,
 };
 
 /// The only attachment: a driver of Linux expects the card for itself.
@@ -81,17 +83,26 @@ impl Device for Ferry {
         1
     }
 
-    fn read(&mut self, context: &mut Context<'_>, _: AttachmentId, at: Address, data: &mut [u8]) {
+    fn registers(&self) -> &'static [Register] {
+        REGISTERS
+    }
+
+    fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
         // `data` comes filled with ones, the value of reads that no register answers.
+        self.peek(&context.ports(), from, at, data);
+    }
+
+    fn peek(&self, ports: &Ports<'_>, _: AttachmentId, at: Address, data: &mut [u8]) -> bool {
         match at.offset {
             REG_STATUS => {
-                let is_up = context.ports().is_up(PORT);
+                let is_up = ports.is_up(PORT);
                 (if is_up { status::LINK_UP } else { 0 }).answer_read(data);
             }
             REG_EVENTS => self.events.answer_read(data),
             REG_ENABLED => self.enabled.answer_read(data),
-            _ => {}
+            _ => return false,
         }
+        true
     }
 
     fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write {

@@ -1,5 +1,7 @@
 //! Identity and registers of the card. Write those of your card here.
 
+use nicforge_core::register::{Access, Field, Register};
+
 /// Vendor id. This number belongs to no vendor and is common for experiments. The driver's table
 /// has that of your card.
 pub const VENDOR: u16 = 0x1234;
@@ -20,6 +22,16 @@ pub const REG_STATUS: u64 = 0x04;
 pub const REG_EVENTS: u64 = 0x08;
 /// Read and write: the events that assert the interrupt line.
 pub const REG_ENABLED: u64 = 0x0c;
+
+/// The declarations of the registers, by which `regs` and traces show accesses.
+pub static REGISTERS: &[Register] = &[
+    Register::wo32("CONTROL", BAR, REG_CONTROL).fields(&[Field::bit("RESET", 0)]),
+    Register::ro32("STATUS", BAR, REG_STATUS).fields(&[Field::bit("LINK_UP", 0)]),
+    Register::rw32("EVENTS", BAR, REG_EVENTS).access(Access::WriteOneClears).fields(EVENTS),
+    Register::rw32("ENABLED", BAR, REG_ENABLED).fields(EVENTS),
+];
+/// The fields of the events.
+const EVENTS: &[Field] = &[Field::bit("LINK", 0), Field::bit("MISSED", 1)];
 
 /// Bits of [`REG_CONTROL`].
 pub mod control {
