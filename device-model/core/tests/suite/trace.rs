@@ -15,9 +15,12 @@ use nicforge_core::{
     trace::{Crossing, Event, TraceSink},
 };
 
+/// An event as text, with its attachment.
+type Shown = (Option<AttachmentId>, String);
+
 /// The events of a trace.
 #[derive(Clone, Default)]
-struct Events(Arc<Mutex<Vec<(Option<AttachmentId>, String)>>>);
+struct Events(Arc<Mutex<Vec<Shown>>>);
 
 impl TraceSink for Events {
     fn event(&mut self, _: Nanos, _: FunctionId, attachment: Option<AttachmentId>, event: &Event<'_>) {
