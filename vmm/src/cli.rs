@@ -60,8 +60,9 @@ pub struct ServeOptions {
     /// Keep this many of the last such events, of about 200 bytes each, for `trace --last`.
     #[arg(long, value_name = "EVENTS")]
     pub trace_ring: Option<usize>,
-    /// Write the packets at these ports to a pcapng file, which Wireshark reads: nic0:0=ping.pcapng,
-    /// or nic0:0,nic1:0=all.pcapng with an interface for each; may be given several times.
+    /// Write the packets at these ports to a pcapng file, which Wireshark reads:
+    /// nic0:0=ping.pcapng, or nic0:0,nic1:0=all.pcapng with an interface for each; may be given
+    /// several times.
     #[arg(long = "capture", value_name = "NODE:PORT,...=FILE", value_parser = parse_capture)]
     pub captures: Vec<CaptureOption>,
     /// Seconds from which on a system call of the engine for a client is charged to the client.

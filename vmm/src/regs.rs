@@ -52,8 +52,8 @@ pub struct RegisterSnapshot {
     pub stride: u64,
     /// Its fields.
     pub fields: Vec<FieldSnapshot>,
-    /// The values of the array's registers, in order, 4096 at most. A register that is only written,
-    /// or whose access alone has an effect, has none.
+    /// The values of the array's registers, in order, 4096 at most. A register that is only
+    /// written, or whose access alone has an effect, has none.
     pub values: Vec<ValueSnapshot>,
 }
 

@@ -16,7 +16,8 @@
 //! ];
 //!
 //! let value = 0x0400_0040_u32.to_le_bytes();
-//! assert_eq!(show(REGISTERS, 0, 0x0000, &value).to_string(), "CTRL 0x04000040 RST SPEED=1000 Mb/s");
+//! let shown = show(REGISTERS, 0, 0x0000, &value);
+//! assert_eq!(shown.to_string(), "CTRL 0x04000040 RST SPEED=1000 Mb/s");
 //! assert_eq!(show(REGISTERS, 0, 0x5408, &[1, 0, 0, 0]).to_string(), "RAL[1] 0x00000001");
 //! ```
 //!
@@ -356,8 +357,8 @@ pub struct Shown<'a> {
 }
 
 impl Shown<'_> {
-    /// Writes the front of the data, `data`, which lies at `offset`: as much as one register has, or
-    /// as lies before the next one. Returns its length.
+    /// Writes the front of the data, `data`, which lies at `offset`: as much as one register has,
+    /// or as lies before the next one. Returns its length.
     fn write_piece(&self, f: &mut fmt::Formatter<'_>, offset: u64, data: &[u8]) -> Result<usize, fmt::Error> {
         let Some(found) = find(self.registers, self.bar, offset) else {
             let is_free =

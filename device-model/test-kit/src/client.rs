@@ -120,8 +120,8 @@ impl Client {
         read64 write64 u64, "64";
     }
 
-    /// Reads each register that the function declares and can be peeked at, and checks that the read
-    /// returns the value of the peek. Returns the names of these registers. A read may have an
+    /// Reads each register that the function declares and can be peeked at, and checks that the
+    /// read returns the value of the peek. Returns the names of these registers. A read may have an
     /// effect, such as that of a register which it clears.
     #[track_caller]
     pub fn compare_peeks(self, machine: &mut Machine) -> Vec<&'static str> {

@@ -19,8 +19,8 @@ use thiserror::Error;
 
 use crate::names::Names;
 
-/// Bytes in front of each packet that is no Ethernet frame: the virtual channel (1 byte), 7 bytes of
-/// zeros, and the packet's header word (8 bytes, little-endian).
+/// Bytes in front of each packet that is no Ethernet frame: the virtual channel (1 byte), 7 bytes
+/// of zeros, and the packet's header word (8 bytes, little-endian).
 pub const PREFIX: usize = 16;
 
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
@@ -89,9 +89,9 @@ impl fmt::Debug for Capture {
 }
 
 impl Capture {
-    /// Returns a capture of ports of a machine that keeps at most `limit` bytes until they are taken.
-    /// A port is named by its function and number, as `nic0:0`. The first bytes to take describe
-    /// the ports.
+    /// Returns a capture of ports of a machine that keeps at most `limit` bytes until they are
+    /// taken. A port is named by its function and number, as `nic0:0`. The first bytes to take
+    /// describe the ports.
     ///
     /// # Errors
     /// [`CaptureError`].

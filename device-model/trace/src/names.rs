@@ -166,7 +166,8 @@ impl Names {
         Err(FilterError::NoSource { name: name.to_owned(), known: known.take(MAX_LISTED).collect() })
     }
 
-    /// Returns the ranges of all registers of this name in the functions that `is_selected` accepts.
+    /// Returns the ranges of all registers of this name in the functions that `is_selected`
+    /// accepts.
     pub(crate) fn register_ranges(
         &self,
         name: &str,

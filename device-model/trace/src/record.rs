@@ -295,11 +295,13 @@ impl What {
             Event::Resumed { at } => Self::Resumed { at },
             Event::Interrupt { vector, raised } => Self::Interrupt { vector, raised },
             Event::Intx { asserted } => Self::Intx { asserted },
+
             Event::DmaRead { iova, length, outcome } => {
                 Self::DmaRead { iova, length, outcome: outcome.map(|data| Bytes::new(data, length)) }
             }
             Event::DmaWrite { iova, data, outcome } => Self::DmaWrite { iova, data: all(data), outcome },
             Event::DmaUpdate { iova, update, outcome } => Self::DmaUpdate { iova, update, outcome },
+
             Event::Packet(crossing) => Self::Packet {
                 link: crossing.link,
                 direction: crossing.direction,

@@ -105,8 +105,8 @@ pub fn all_that_wait_for_a_full_window_get_an_error(rig: &dyn Rig) {
         assert_eq!(world.wait(2, receive).result, full);
         assert_eq!(world.wait(0, sends[last as usize]).result, full);
 
-        // The messages that have left the sender are received: a window of kept headers, and a window
-        // of others. Then another message arrives.
+        // The messages that have left the sender are received: a window of kept headers, and a
+        // window of others. Then another message arrives.
         for tag in 0..32 {
             let receive = world.receive(2, Selector::exact(0, 0, tag), 9000);
             assert!(bytes(&world.wait(2, receive)) == pattern(tag, 9000), "{tag}");

@@ -347,8 +347,8 @@ impl Drop for CaptureFile {
     }
 }
 
-/// Appends what a capture has to its file. Returns the number of packets that it has lost so far. An
-/// engine that does not answer has nothing.
+/// Appends what a capture has to its file. Returns the number of packets that it has lost so far.
+/// An engine that does not answer has nothing.
 fn write_captured(handle: &EngineHandle, number: usize, file: &mut File) -> std::io::Result<u64> {
     let empty = Vec::with_capacity(CAPTURE_BYTES);
     let taken = handle.call(TIMEOUT, move |control| {

@@ -73,8 +73,9 @@ impl Context<'_> {
         self.fabric.ports(self.function.id, self.shared.now)
     }
 
-    /// Logs and traces that the device has set an error bit, dropped a packet, or refused an access. `from` is
-    /// the attachment that caused it or suffers it, or `None` if that is not known.
+    /// Logs and traces that the device has set an error bit, dropped a packet, or refused an
+    /// access. `from` is the attachment that caused it or suffers it, or `None` if that is not
+    /// known.
     ///
     /// The number of lines is limited: see [`crate::warning`].
     #[cold]

@@ -82,8 +82,8 @@ impl TreeNic {
         self.channels[channel].events.receive_error(error);
     }
 
-    /// Answers a read of BAR 0 as far as it has no effect. Returns false for the ports to FIFOs, and
-    /// if the read would be refused.
+    /// Answers a read of BAR 0 as far as it has no effect. Returns false for the ports to FIFOs,
+    /// and if the read would be refused.
     pub(crate) fn peek_register(
         &self,
         ports: &Ports<'_>,

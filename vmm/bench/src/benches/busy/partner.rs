@@ -119,6 +119,7 @@ fn open(partner: &task::Partner) -> Result<Box<dyn Partner>, Failure> {
         task::Partner::IoNode => {
             Box::new(IoNode::open(device()?, Default::default()).context(|| "an I/O node".into())?)
         }
+
         task::Partner::Socket { path, listens } => Box::new(open_socket(path, *listens)?),
         task::Partner::Pipes { reads, writes, is_first } => {
             let read = || File::open(reads).context(|| reads.display().to_string());
