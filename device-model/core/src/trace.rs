@@ -7,7 +7,7 @@
 //!
 //! Without a sink and without taps, an event costs the test of one pointer. Accesses that bypass
 //! the machine are no events: stores to mapped memory, and a device's accesses by a lease
-//! ([`crate::dma::Lease`]).
+//! ([`crate::dma::DmaLease`]).
 
 pub use crate::fabric::Crossing;
 use crate::{
