@@ -1,41 +1,66 @@
 //! The lines that a test's code logs.
 
 use std::{
+    cell::RefCell,
     fmt::{Debug, Write},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Once,
 };
 
 use tracing::{
     Event, Level, Metadata, Subscriber,
     field::{Field, Visit},
     span::{Attributes, Id, Record},
+    subscriber::Interest,
 };
+
+thread_local! {
+    /// The lines of this thread, while a test collects them.
+    static LINES: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
+}
 
 /// The lines of the current thread's log, at the levels that a user sees by default: warnings and
 /// errors.
-#[derive(Clone, Debug, Default)]
-pub struct LogLines(Arc<Mutex<Vec<String>>>);
+#[derive(Clone, Copy, Debug)]
+pub struct LogLines(());
 
 impl LogLines {
     /// Calls `f`, and returns the lines that it logs on this thread. A line is the message, and
     /// then each field as `name=value`.
+    ///
+    /// # Panics
+    /// If the process has another subscriber already.
     pub fn of(f: impl FnOnce()) -> Vec<String> {
-        let lines = Self::default();
-        tracing::subscriber::with_default(lines.clone(), f);
-        std::mem::take(&mut *lines.0.lock().unwrap_or_else(PoisonError::into_inner))
+        // One subscriber serves all tests of a process. With one for each of them, a test that
+        // ended at the wrong time could switch off a line of another.
+        static SUBSCRIBED: Once = Once::new();
+        SUBSCRIBED.call_once(|| {
+            tracing::subscriber::set_global_default(Self(())).expect("tests have no other subscriber");
+        });
+
+        LINES.set(Some(Vec::new()));
+        f();
+        LINES.take().unwrap_or_default()
     }
 }
 
 impl Subscriber for LogLines {
+    fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
+        // The answer differs from thread to thread.
+        Interest::sometimes()
+    }
+
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::WARN
+        *metadata.level() <= Level::WARN && LINES.with_borrow(Option::is_some)
     }
 
     fn event(&self, event: &Event<'_>) {
-        let mut line = Line::default();
-        event.record(&mut line);
-        let line = line.message + &line.fields;
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+        LINES.with_borrow_mut(|lines| {
+            if let Some(lines) = lines {
+                let mut line = Line::default();
+                event.record(&mut line);
+                lines.push(line.message + &line.fields);
+            }
+        });
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
