@@ -113,7 +113,7 @@ pub enum Response {
         /// Number of its first record.
         from: u64,
         /// Number of the next record that the machine will make.
-        next: u64,
+        end: u64,
     },
     /// The answer to [`TraceRequest::Read`].
     Trace {
@@ -123,8 +123,8 @@ pub enum Response {
         lost: u64,
         /// Number of the first record of the next request.
         next: u64,
-        /// Whether there are more already.
-        has_more: bool,
+        /// Number of the next record that the machine will make.
+        end: u64,
     },
     /// The answer to [`Request::Registers`].
     Registers(RegistersSnapshot),

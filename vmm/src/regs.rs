@@ -36,7 +36,7 @@ pub struct RegistersSnapshot {
 pub struct RegisterSnapshot {
     /// Its name.
     pub name: String,
-    /// What it is, in a few words. It may be empty.
+    /// Its meaning in a few words. It may be empty.
     pub about: String,
     /// Number of its BAR.
     pub bar: u8,

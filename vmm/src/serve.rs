@@ -30,7 +30,7 @@ use nicforge_machine::{
 use nicforge_trace::Names;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use self::tracer::{CaptureFile, TraceFile, Tracer};
+use self::tracer::{FileThread, Tracer};
 use crate::{
     access::{SocketGrant, SocketRules},
     cli::ServeOptions,
@@ -59,10 +59,8 @@ pub struct Served {
     event_loop: &'static str,
     stop: Stop,
     handle: EngineHandle,
-    /// The file of the trace, until the end.
-    trace: Option<TraceFile>,
-    /// The files of the captures, until the end.
-    captures: Vec<CaptureFile>,
+    /// The threads that write the trace and the captures, until the end.
+    files: Vec<FileThread>,
     /// The control socket, until the end.
     control: Option<ControlServer>,
     /// The engine's thread, until the end.
@@ -202,7 +200,7 @@ impl Served {
             tracer::keep_records(&mut machine, records);
         }
         options.captures.iter().try_for_each(|option| tracer::capture(&mut machine, option))?;
-        let names = Names::of(&mut machine);
+        let trace = options.trace.as_deref().map(|path| (path, Names::of(&mut machine)));
 
         descriptors::raise();
         let config = options.engine();
@@ -225,12 +223,14 @@ impl Served {
             sockets.push(socket.context(|| format!("can't serve {}", path.display()))?);
         }
 
-        let trace = options.trace.as_deref();
-        let trace = trace.map(|path| TraceFile::start(path, names, handle.clone())).transpose()?;
-        let files = options.captures.iter().enumerate();
-        let captures = files
-            .map(|(number, option)| CaptureFile::start(number, &option.file, handle.clone()))
-            .collect::<Result<_, _>>()?;
+        let mut files = Vec::new();
+        if let Some((path, names)) = trace {
+            files.push(FileThread::of_trace(path, names, handle.clone())?);
+        }
+        for (number, option) in options.captures.iter().enumerate() {
+            files.push(FileThread::of_capture(number, &option.file, handle.clone())?);
+        }
+
         let event_loop = engine.event_loop_name();
         let engine = Some(EngineThread::start(engine, stop.clone())?);
 
@@ -242,8 +242,7 @@ impl Served {
             event_loop,
             stop,
             handle,
-            trace,
-            captures,
+            files,
             control: Some(control),
             engine,
         })
@@ -301,9 +300,8 @@ impl Served {
         self.control = None;
         self.sockets.drain(..).for_each(|socket| socket.remove());
         self.directory.remove_created();
-        // What has been recorded is written while the engine still answers.
-        self.trace = None;
-        self.captures.clear();
+        // The last records are written while the engine still answers.
+        FileThread::end_all(std::mem::take(&mut self.files));
 
         self.stop.stop();
         self.engine.take().map_or(Ok(()), EngineThread::wait)

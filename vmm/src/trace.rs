@@ -22,7 +22,7 @@ use crate::{
 /// Time between two requests while nothing is new.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// What `nicforge trace` shows, and where.
+/// The events that `nicforge trace` shows, and where.
 #[derive(Debug, Default)]
 pub struct Options {
     /// The events to show.
@@ -49,20 +49,28 @@ pub fn main(directory: &Path, options: &Options) -> Result<u8, Failure> {
     let mut trace = Trace::start(directory, options)?;
     let until = options.duration.and_then(|duration| Instant::now().checked_add(duration));
 
+    let kept_until = trace.end;
     loop {
-        let has_more = trace.read(&mut output)?;
+        trace.read(&mut output)?;
         output.flush()?;
+
+        let is_behind = trace.next < trace.end;
         let is_over = match options.last {
-            Some(_) => trace.next >= trace.end,
+            Some(_) => trace.next >= kept_until,
             None => until.is_some_and(|until| Instant::now() >= until),
         };
-        if is_over || has_signal(&signals, if has_more { Duration::ZERO } else { INTERVAL }) {
+        if is_over || has_signal(&signals, if is_behind { Duration::ZERO } else { INTERVAL }) {
             break;
         }
     }
-    // The last events before a signal count, too.
+
+    // The events until now count, too. The machine may go on to make more.
     if options.last.is_none() {
-        while trace.read(&mut output)? {}
+        trace.read(&mut output)?;
+        let end = trace.end;
+        while trace.next < end {
+            trace.read(&mut output)?;
+        }
     }
     output.finish()
 }
@@ -80,7 +88,7 @@ struct Trace {
     number: u64,
     /// Number of the next record.
     next: u64,
-    /// Number of the first record after the start.
+    /// Number of the record that the machine makes next, as of the last answer.
     end: u64,
 }
 
@@ -92,7 +100,7 @@ impl Trace {
             last: options.last,
         };
         match ask(&directory, &Request::Trace(request))? {
-            Response::TraceStarted { trace: number, from: next, next: end } => {
+            Response::TraceStarted { trace: number, from: next, end } => {
                 Ok(Self { directory, number, next, end })
             }
             Response::Refused { message, is_usage_error: true } => Err(Failure::usage(message)),
@@ -100,19 +108,19 @@ impl Trace {
         }
     }
 
-    /// Writes the new events. Returns whether there are more already.
-    fn read(&mut self, output: &mut Output) -> Result<bool, Failure> {
+    /// Writes new events, as many as one answer has.
+    fn read(&mut self, output: &mut Output) -> Result<(), Failure> {
         let request = TraceRequest::Read { trace: self.number, from: self.next };
         match ask(&self.directory, &Request::Trace(request))? {
-            Response::Trace { entries, lost, next, has_more } => {
+            Response::Trace { entries, lost, next, end } => {
                 if lost > 0 {
                     output.note_lost(lost)?;
                 }
                 for entry in entries {
                     output.show(entry)?;
                 }
-                self.next = next;
-                Ok(has_more)
+                (self.next, self.end) = (next, end);
+                Ok(())
             }
             other => Err(unexpected_answer(&other)),
         }

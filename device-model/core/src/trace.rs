@@ -64,7 +64,7 @@ pub enum Event<'a> {
     Interrupt {
         /// Number of the vector.
         vector: u16,
-        /// What became of it. A client that keeps its own MSI-X table masks vectors there.
+        /// The outcome. A client that keeps its own MSI-X table masks vectors there.
         raised: Raised,
     },
     /// The INTx line changed.

@@ -26,7 +26,7 @@ pub const MAX_LINES: u32 = 10;
 /// The time after which a function may log [`MAX_LINES`] again, in nanoseconds.
 const INTERVAL: u64 = 1_000_000_000;
 
-/// What a device has done about an event.
+/// The answer of a device to an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Effect {
     /// It has refused an access or a command.

@@ -150,7 +150,7 @@ pub struct Register {
     pub stride: u64,
     /// Its fields. Bits that mean nothing need none.
     pub fields: &'static [Field],
-    /// What it is, in a few words for tables. It may be empty.
+    /// Its meaning in a few words, for tables. It may be empty.
     pub about: &'static str,
 }
 

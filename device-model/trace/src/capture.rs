@@ -118,8 +118,9 @@ impl Capture {
         }
     }
 
-    /// Takes the bytes to append to the file. `empty` is memory for the next ones.
-    pub fn take(&mut self, empty: Vec<u8>) -> Vec<u8> {
+    /// Takes the bytes to append to the file, and keeps the memory of `empty` for the next ones.
+    pub fn take(&mut self, mut empty: Vec<u8>) -> Vec<u8> {
+        empty.clear();
         std::mem::replace(&mut self.blocks, empty)
     }
 

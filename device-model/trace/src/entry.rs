@@ -2,7 +2,11 @@
 
 use std::fmt::Write;
 
-use nicforge_core::{dma::WordUpdate, ids::Address, interrupt::Raised};
+use nicforge_core::{
+    dma::WordUpdate,
+    ids::{Address, FunctionId},
+    interrupt::Raised,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -24,7 +28,7 @@ pub struct Entry {
     pub attachment: Option<String>,
     /// Kind of the event.
     pub kind: Kind,
-    /// What happened, without names of node, attachment and kind.
+    /// The event in words, without the names of node, attachment and kind.
     pub text: String,
     /// Whether the event is one that a driver should not cause: a failed DMA, a lost interrupt.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -39,8 +43,6 @@ pub struct Entry {
 pub struct Crossed {
     /// The ends of the link, the sender first: `cn0:1 > io0:0`.
     pub link: String,
-    /// The function that receives the packet.
-    pub to: String,
     /// Number of the packet, the same on all links that it crosses.
     pub packet: u64,
     /// Time at which its last byte arrives, in nanoseconds.
@@ -51,7 +53,7 @@ impl Entry {
     /// Returns all texts, which come from the machine and its devices.
     pub fn texts_mut(&mut self) -> impl Iterator<Item = &mut String> {
         let Self { node, attachment, text, crossed, sequence: _, time_ns: _, kind: _, is_error: _ } = self;
-        let of_packet = crossed.iter_mut().flat_map(|crossed| [&mut crossed.link, &mut crossed.to]);
+        let of_packet = crossed.iter_mut().map(|crossed| &mut crossed.link);
         [node, text].into_iter().chain(attachment).chain(of_packet)
     }
 
@@ -105,15 +107,11 @@ impl Names {
             What::Attached => (Kind::Client, "attached".to_owned()),
             What::Detached => (Kind::Client, "detached".to_owned()),
             What::Reset => (Kind::Reset, "reset".to_owned()),
-            What::Read { at, data } => (Kind::Read, self.access_text(function, at.bar, at.offset, &data)),
-            What::Write { at, data } => (Kind::Write, self.access_text(function, at.bar, at.offset, &data)),
-            What::Posted { at, data } => (Kind::Posted, self.access_text(function, at.bar, at.offset, &data)),
-            What::Stalled { at } => {
-                (Kind::Stall, format!("{} waits", self.place(function, at.bar, at.offset)))
-            }
-            What::Resumed { at } => {
-                (Kind::Stall, format!("{} was carried out", self.place(function, at.bar, at.offset)))
-            }
+            What::Read { at, data } => (Kind::Read, self.access_text(function, at, &data)),
+            What::Write { at, data } => (Kind::Write, self.access_text(function, at, &data)),
+            What::Posted { at, data } => (Kind::Posted, self.access_text(function, at, &data)),
+            What::Stalled { at } => (Kind::Stall, format!("{} waits", self.place(function, at))),
+            What::Resumed { at } => (Kind::Stall, format!("{} was carried out", self.place(function, at))),
             What::Interrupt { vector, raised } => {
                 is_error = raised == Raised::Spurious;
                 let outcome = match raised {
@@ -150,8 +148,7 @@ impl Names {
                 (Kind::Dma, format!("update {iova:#x} {}: {result}", update_text(update)))
             }
             What::Packet { link, direction, channel, packet, header, arrives, repeats, data } => {
-                let (link, to) = self.link(link, direction);
-                let to = to.map_or_else(String::new, |to| self.function(to));
+                let link = self.link(link, direction);
                 let mut text = format!(
                     "{link} channel {channel} packet {packet} header {header:#x} {}",
                     data_text(&data)
@@ -159,14 +156,14 @@ impl Names {
                 if repeats > 0 {
                     let _ = write!(text, " (sent {} times)", repeats + 1);
                 }
-                crossed = Some(Crossed { link, to, packet, arrives_ns: arrives.0 });
+                crossed = Some(Crossed { link, packet, arrives_ns: arrives.0 });
                 (Kind::Packet, text)
             }
             What::Warning { effect, rule, register, value } => {
                 is_error = true;
                 let mut text = effect.to_owned();
-                if let Some(Address { bar, offset }) = register {
-                    let _ = write!(text, " {}", self.place(function, bar, offset));
+                if let Some(at) = register {
+                    let _ = write!(text, " {}", self.place(function, at));
                 }
                 if let Some(value) = value {
                     let _ = write!(text, " value {value:#x}");
@@ -196,13 +193,7 @@ impl Names {
     }
 
     /// Returns an access to a BAR by names, with a note of the bytes that were not kept.
-    fn access_text(
-        &self,
-        function: nicforge_core::ids::FunctionId,
-        bar: u8,
-        offset: u64,
-        data: &Bytes,
-    ) -> String {
+    fn access_text(&self, function: FunctionId, Address { bar, offset }: Address, data: &Bytes) -> String {
         let mut text = self.access(function, bar, offset, data.start());
         if data.length() as usize > data.start().len() {
             let _ = write!(text, " ... ({} bytes)", data.length());

@@ -2,10 +2,7 @@
 
 use std::ops::Range;
 
-use nicforge_core::{
-    ids::{Address, AttachmentId, FunctionId},
-    trace::Event,
-};
+use nicforge_core::ids::{AttachmentId, FunctionId};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -93,62 +90,26 @@ impl Filter {
         self.sources.is_empty() || self.sources.iter().any(is_meant)
     }
 
-    /// Returns whether an event passes.
-    #[inline]
-    pub(crate) fn passes(
-        &self,
-        function: FunctionId,
-        attachment: Option<AttachmentId>,
-        event: &Event<'_>,
-    ) -> bool {
-        let is_selected =
-            self.hidden_kinds & Kind::of(event).bit() == 0 && self.has_source(function, attachment);
-        is_selected && (self.registers.is_empty() || self.has_register(function, event.into()))
-    }
-
-    /// Returns whether a record passes that another filter has let pass.
+    /// Returns whether a record passes.
     pub fn accepts(&self, record: &Record) -> bool {
         let Record { function, attachment, what, .. } = record;
         let is_selected =
             self.hidden_kinds & what.kind().bit() == 0 && self.has_source(*function, *attachment);
-        is_selected && (self.registers.is_empty() || self.has_register(*function, what.into()))
+        is_selected && (self.registers.is_empty() || self.has_register(*function, what))
     }
 
     /// Returns whether an event accesses a selected register.
-    fn has_register(&self, function: FunctionId, range: AccessRange) -> bool {
-        let Some((Address { bar, offset }, length)) = range.0 else { return false };
-        self.registers.iter().any(|(of, register_bar, range)| {
-            *of == function
-                && *register_bar == bar
-                && offset < range.end
-                && range.start < offset.saturating_add(length)
-        })
-    }
-}
-
-/// The address and length of a register access; `None` for other events.
-struct AccessRange(Option<(Address, u64)>);
-
-impl From<&Event<'_>> for AccessRange {
-    fn from(event: &Event<'_>) -> Self {
-        Self(match *event {
-            Event::Read { at, data } | Event::Write { at, data } | Event::Posted { at, data } => {
-                Some((at, data.len() as u64))
-            }
-            Event::Stalled { at } | Event::Resumed { at } => Some((at, 1)),
-            _ => None,
-        })
-    }
-}
-
-impl From<&What> for AccessRange {
-    fn from(what: &What) -> Self {
-        Self(match *what {
+    fn has_register(&self, function: FunctionId, what: &What) -> bool {
+        let (at, length) = match *what {
             What::Read { at, data } | What::Write { at, data } | What::Posted { at, data } => {
-                Some((at, data.length().into()))
+                (at, data.length())
             }
-            What::Stalled { at } | What::Resumed { at } => Some((at, 1)),
-            _ => None,
+            What::Stalled { at } | What::Resumed { at } => (at, 1),
+            _ => return false,
+        };
+        let end = at.offset.saturating_add(length.into());
+        self.registers.iter().any(|(of, bar, range)| {
+            *of == function && *bar == at.bar && at.offset < range.end && range.start < end
         })
     }
 }

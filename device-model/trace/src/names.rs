@@ -1,10 +1,10 @@
-//! What the functions, attachments, links and registers of a machine are called.
+//! The names of a machine's functions, attachments, links and registers.
 
 use std::ops::Range;
 
 use nicforge_core::{
     fabric::{Direction, LinkId},
-    ids::{AttachmentId, FunctionId},
+    ids::{Address, AttachmentId, FunctionId},
     machine::Machine,
     spec::FunctionSpec,
 };
@@ -105,7 +105,7 @@ impl Names {
     }
 
     /// Returns the address of an access by the name of a register.
-    pub(crate) fn place(&self, function: FunctionId, bar: u8, offset: u64) -> String {
+    pub(crate) fn place(&self, function: FunctionId, Address { bar, offset }: Address) -> String {
         let (registers, base_bar, start) = self.table(function, bar, offset);
         match register::find(registers, base_bar, offset - start) {
             Some(found) => found.to_string(),
@@ -113,15 +113,14 @@ impl Names {
         }
     }
 
-    /// Returns the name of one direction of a link, such as `cn0:1 > io0:0`, and the function that
-    /// receives its packets.
-    pub(crate) fn link(&self, link: LinkId, direction: Direction) -> (String, Option<FunctionId>) {
+    /// Returns the name of one direction of a link, such as `cn0:1 > io0:0`.
+    pub(crate) fn link(&self, link: LinkId, direction: Direction) -> String {
         let Some(&[first, second]) = self.links.get(link.0 as usize) else {
-            return (format!("link {}", link.0), None);
+            return format!("link {}", link.0);
         };
         let (from, to) = if direction == Direction::Forward { (first, second) } else { (second, first) };
 
-        (format!("{} > {}", self.port(from), self.port(to)), Some(to.0))
+        format!("{} > {}", self.port(from), self.port(to))
     }
 
     /// Returns the two ends of each link.

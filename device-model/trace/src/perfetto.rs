@@ -24,8 +24,10 @@ const NODE_THREAD: &str = "node";
 /// The state of a document.
 #[derive(Debug, Default)]
 pub(crate) struct Perfetto {
-    /// Numbers of the processes, by node.
-    processes: HashMap<String, u32>,
+    /// Numbers of the processes of the nodes.
+    nodes: HashMap<String, u32>,
+    /// The process of the links has its name.
+    has_links: bool,
     /// Numbers of the threads, by process and name.
     threads: HashMap<(u32, String), u32>,
     /// Largest number of a packet so far. Numbers are given in the order of first crossings.
@@ -57,7 +59,10 @@ impl Perfetto {
 
     /// Writes a packet as a slice of its link, and its flow from the link before.
     fn write_packet(&mut self, out: &mut impl Write, entry: &Entry, crossed: &Crossed) -> io::Result<()> {
-        let process = self.named_process(out, LINKS, "links")?;
+        if !std::mem::replace(&mut self.has_links, true) {
+            self.name_process(out, LINKS, "links")?;
+        }
+        let process = LINKS;
         let thread = self.thread(out, process, &crossed.link)?;
         // A slice needs a length to be seen, and to be an end of a flow.
         let length = crossed.arrives_ns.saturating_sub(entry.time_ns).max(1);
@@ -97,24 +102,21 @@ impl Perfetto {
 
     /// Returns the process of a node.
     fn process(&mut self, out: &mut impl Write, node: &str) -> io::Result<u32> {
-        if let Some(&process) = self.processes.get(node) {
+        if let Some(&process) = self.nodes.get(node) {
             return Ok(process);
         }
-        let number = LINKS + 1 + self.processes.len() as u32;
-        self.named_process(out, number, node)
+        let number = LINKS + 1 + self.nodes.len() as u32;
+        self.nodes.insert(node.to_owned(), number);
+        self.name_process(out, number, node)?;
+        Ok(number)
     }
 
-    /// Returns a process of this number and name.
-    fn named_process(&mut self, out: &mut impl Write, number: u32, name: &str) -> io::Result<u32> {
-        if let Some(&process) = self.processes.get(name) {
-            return Ok(process);
-        }
-        self.processes.insert(name.to_owned(), number);
+    /// Gives a process its name.
+    fn name_process(&mut self, out: &mut impl Write, number: u32, name: &str) -> io::Result<()> {
         self.event(
             out,
             &json!({ "ph": "M", "pid": number, "name": "process_name", "args": { "name": name } }),
-        )?;
-        Ok(number)
+        )
     }
 
     /// Returns the thread of this name in a process.

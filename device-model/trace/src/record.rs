@@ -14,6 +14,8 @@ use serde::{Deserialize, Serialize};
 
 /// Number of bytes of each event's data that a record keeps.
 pub const KEPT: usize = 64;
+/// Upper bound of the memory that a record takes.
+const RECORD_BYTES: usize = 200;
 /// Number of named values of a device's own event that a record keeps.
 const VALUES: usize = 6;
 
@@ -154,31 +156,13 @@ impl Kind {
         }
     }
 
-    /// Returns the kind of an event.
-    pub(crate) const fn of(event: &Event<'_>) -> Self {
-        match event {
-            Event::Attached | Event::Detached => Self::Client,
-            Event::Reset => Self::Reset,
-            Event::Read { .. } => Self::Read,
-            Event::Write { .. } => Self::Write,
-            Event::Posted { .. } => Self::Posted,
-            Event::Stalled { .. } | Event::Resumed { .. } => Self::Stall,
-            Event::Interrupt { .. } | Event::Intx { .. } => Self::Interrupt,
-            Event::DmaRead { .. } | Event::DmaWrite { .. } | Event::DmaUpdate { .. } => Self::Dma,
-            Event::Packet(_) => Self::Packet,
-            Event::Warning(_) => Self::Warning,
-            // Kinds of events that this version does not know are shown as the device's own.
-            _ => Self::Device,
-        }
-    }
-
     /// Returns the bit of the kind in a mask of kinds.
     pub(crate) const fn bit(self) -> u16 {
         1 << self as u16
     }
 }
 
-/// An event that a recorder has kept. The fields are those of [`Event`].
+/// An event that owns its data. The fields are those of [`Event`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
     /// Number of the event among those that the filter has let pass.
@@ -189,11 +173,11 @@ pub struct Record {
     pub function: FunctionId,
     /// The attachment, unless the event concerns the whole function.
     pub attachment: Option<AttachmentId>,
-    /// What happened.
+    /// The event itself.
     pub what: What,
 }
 
-/// What happened: an [`Event`] that owns the start of its data.
+/// An [`Event`] that owns the start of its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields are those of `Event`, which documents them")]
 pub enum What {
@@ -263,6 +247,9 @@ pub enum What {
     },
 }
 
+// A recorder keeps many of them.
+const _: () = assert!(size_of::<Record>() <= RECORD_BYTES);
+
 impl What {
     /// Returns the kind of the event.
     pub const fn kind(&self) -> Kind {
@@ -314,7 +301,7 @@ impl What {
             },
             Event::Warning(warning) => {
                 let mut rule = Text::default();
-                // What does not fit is cut off.
+                // A rule that is too long is cut off.
                 let _ = write!(rule, "{}", warning.rule());
                 let (effect, register) = (warning.effect(), warning.address());
                 Self::Warning { effect, rule, register, value: warning.given_value() }

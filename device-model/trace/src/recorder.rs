@@ -15,7 +15,7 @@ use crate::{
 
 /// A sink that keeps the last events that its filter lets pass.
 ///
-/// Its memory is allocated at the start, about 170 bytes for each record. A new record takes the
+/// Its memory is allocated at the start, at most 200 bytes for each record. A new record takes the
 /// place of the oldest one. An event costs a copy of at most [`crate::KEPT`] bytes of its data, and
 /// neither a lock nor a system call.
 #[derive(Debug)]
@@ -36,6 +36,9 @@ pub struct Batch {
     pub lost: u64,
     /// Number from which the next read continues.
     pub next: u64,
+    /// Number of the record that the recorder makes next. A reader that has come so far has read
+    /// all.
+    pub end: u64,
 }
 
 impl Recorder {
@@ -53,7 +56,7 @@ impl Recorder {
         let lost = first.saturating_sub(from);
         let skipped = (first - oldest) as usize;
         let records: Vec<_> = self.records.iter().skip(skipped).take(limit).copied().collect();
-        Batch { next: first + records.len() as u64, records, lost }
+        Batch { next: first + records.len() as u64, records, lost, end: self.next }
     }
 
     /// Returns the number of the next record.
@@ -70,14 +73,16 @@ impl TraceSink for Recorder {
         attachment: Option<AttachmentId>,
         event: &Event<'_>,
     ) {
-        if !self.filter.passes(function, attachment, event) {
+        let what = What::of(event);
+        let record = Record { sequence: self.next, time: now, function, attachment, what };
+        if !self.filter.accepts(&record) {
             return;
         }
+
         if self.records.len() == self.limit {
             self.records.pop_front();
         }
-        let what = What::of(event);
-        self.records.push_back(Record { sequence: self.next, time: now, function, attachment, what });
+        self.records.push_back(record);
         self.next += 1;
     }
 }

@@ -83,10 +83,10 @@ impl<W: Write + Send + 'static> TraceSink for Stream<W> {
         attachment: Option<AttachmentId>,
         event: &Event<'_>,
     ) {
-        if self.failed.is_some() || !self.filter.passes(function, attachment, event) {
+        let record = Record { sequence: self.next, time: now, function, attachment, what: What::of(event) };
+        if self.failed.is_some() || !self.filter.accepts(&record) {
             return;
         }
-        let record = Record { sequence: self.next, time: now, function, attachment, what: What::of(event) };
         self.next += 1;
         self.failed = self.writer.write(&self.names.entry(&record)).err();
     }

@@ -139,17 +139,17 @@ impl Device for Courier {
 
     fn dma_done(
         &mut self,
-        _: &mut Context<'_>,
+        context: &mut Context<'_>,
         _: AttachmentId,
         token: DmaToken,
         result: Result<&[u8], DmaError>,
     ) {
         match token {
             SEND_DESCRIPTOR => {
-                self.sending = self.on_descriptor(self.sending, result, Self::begin_send);
+                self.sending = self.on_descriptor(context, self.sending, result, Self::begin_send);
             }
             RECEIVE_DESCRIPTOR => {
-                self.receiving = self.on_descriptor(self.receiving, result, Self::begin_receive);
+                self.receiving = self.on_descriptor(context, self.receiving, result, Self::begin_receive);
             }
             SEND_FRAME => self.on_frame(result),
             _ => {}
@@ -258,13 +258,24 @@ impl Courier {
     /// shows it.
     fn on_descriptor(
         &mut self,
+        context: &mut Context<'_>,
         work: Work,
         read: Result<&[u8], DmaError>,
         begin: fn(u64, Descriptor) -> Work,
     ) -> Work {
         let Work::Fetching { at } = work else { return work };
         match read.map(TryInto::try_into) {
-            Ok(Ok(bytes)) => begin(at, Descriptor::from_bytes(bytes)),
+            Ok(Ok(bytes)) => {
+                let descriptor = Descriptor::from_bytes(bytes);
+                let Descriptor { address, length, .. } = descriptor;
+                // A trace shows how the card has understood the bytes.
+                context.trace(
+                    Some(USER),
+                    "descriptor",
+                    &[("at", at), ("address", address), ("length", length.into())],
+                );
+                begin(at, descriptor)
+            }
             _ => {
                 self.errors += 1;
                 Work::Idle

@@ -7,8 +7,8 @@
 
 use std::{
     fs::File,
-    io::{BufWriter, Write},
-    path::{Path, PathBuf},
+    io::{self, BufWriter, Write},
+    path::Path,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         mpsc::{self, RecvTimeoutError, Sender},
@@ -18,7 +18,7 @@ use std::{
 };
 
 use nicforge_core::machine::Machine;
-use nicforge_engine::EngineHandle;
+use nicforge_engine::{Control, EngineHandle};
 use nicforge_trace::{Batch, Capture, Filter, Format, Names, Observer, Recorder, Selection, Writer};
 
 use crate::{
@@ -38,6 +38,9 @@ const LEASE: Duration = Duration::from_secs(5);
 /// How often the option `--trace` reads. The recorder has room for what comes meanwhile.
 const FILE_INTERVAL: Duration = Duration::from_millis(20);
 
+/// Bytes of packets that wait to be written. Further packets are lost, and counted.
+const CAPTURE_BYTES: usize = 16 << 20;
+
 /// Lets the machine record its events for the server's life, and taps its links.
 pub(super) fn keep_records(machine: &mut Machine, records: usize) {
     Observer::change(machine, |observer| observer.recorder = Some(Recorder::new(Filter::all(), records)));
@@ -55,6 +58,17 @@ fn read(handle: &EngineHandle, from: u64) -> Result<Option<Batch>, String> {
 /// Returns the names of the engine's machine.
 fn names(handle: &EngineHandle) -> Result<Names, String> {
     handle.call(TIMEOUT, |control| Names::of(control.machine())).map_err(|error| error.to_string())
+}
+
+/// Lets a machine capture the ports of an option. The captures have the order of the options.
+///
+/// # Errors
+/// Returns a [`Failure`] of usage for a port that does not exist.
+pub(super) fn capture(machine: &mut Machine, option: &CaptureOption) -> Result<(), Failure> {
+    let capture = Capture::new(machine, &option.ports, CAPTURE_BYTES);
+    let capture = capture.map_err(|error| Failure::usage(error.to_string()))?;
+    Observer::change(machine, |observer| observer.captures.push(capture));
+    Ok(())
 }
 
 /// Answers requests about the trace.
@@ -133,18 +147,18 @@ impl Tracer {
             }
         };
 
+        // The memory is allocated here, and not on the engine's thread.
         let is_kept = self.is_kept;
-        let recorded = filter.clone();
-        let records = records.clamp(1, MAX_RECORDS);
-        let next = self.handle.call(TIMEOUT, move |control| {
+        let new = (!is_kept).then(|| Recorder::new(filter.clone(), records.clamp(1, MAX_RECORDS)));
+        let end = self.handle.call(TIMEOUT, move |control| {
             Observer::change(control.machine(), |observer| {
-                if !is_kept {
-                    observer.recorder = Some(Recorder::new(recorded, records));
+                if new.is_some() {
+                    observer.recorder = new;
                 }
                 observer.recorder.as_ref().map_or(0, Recorder::next)
             })
         });
-        let next = next.map_err(|error| error.to_string())?;
+        let end = end.map_err(|error| error.to_string())?;
 
         state.last_number += 1;
         let number = state.last_number;
@@ -153,8 +167,8 @@ impl Tracer {
         if !is_kept {
             self.end_when_silent(number)?;
         }
-        let from = next - (last.unwrap_or(0) as u64).min(next);
-        Ok(Response::TraceStarted { trace: number, from, next })
+        let from = end - (last.unwrap_or(0) as u64).min(end);
+        Ok(Response::TraceStarted { trace: number, from, end })
     }
 
     /// Starts the thread that ends a trace whose client is silent.
@@ -197,7 +211,7 @@ impl Tracer {
             entries: selected.map(|record| names.entry(record)).collect(),
             lost: batch.lost,
             next: batch.next,
-            has_more: batch.records.len() == MAX_BATCH,
+            end: batch.end,
         })
     }
 
@@ -217,127 +231,88 @@ impl Tracer {
     }
 }
 
-/// Writes the trace of a served machine to a file. Dropping it writes what has been recorded until
-/// then.
-pub(super) struct TraceFile {
+/// A thread that writes to a file what the engine collects for it. Dropping it writes the rest, and
+/// waits for that.
+pub(super) struct FileThread {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl TraceFile {
-    /// Starts to write the records of a machine that keeps them. A name that ends with `.json` is
-    /// written for Perfetto, any other one as text.
-    pub(super) fn start(path: &Path, names: Names, handle: EngineHandle) -> Result<Self, Failure> {
-        let file = File::create(path).context(|| format!("the trace {}", path.display()))?;
-        let writer = Writer::new(Format::of_file(path), BufWriter::new(file));
+impl FileThread {
+    /// Ends all threads. Each waits for the engine's last answer, at the same time as the others.
+    pub(super) fn end_all(mut files: Vec<Self>) {
+        files.iter_mut().for_each(|file| file.stop = None);
+    }
 
+    /// Starts a thread that calls `write_new` every [`FILE_INTERVAL`], and a last time at the end,
+    /// before `finish`. The first error ends it, and is logged.
+    fn start<W: Send + 'static>(
+        path: &Path,
+        mut writer: W,
+        mut write_new: impl FnMut(&mut W) -> io::Result<()> + Send + 'static,
+        finish: impl FnOnce(W) -> io::Result<()> + Send + 'static,
+    ) -> Result<Self, Failure> {
         let (stop, stopped) = mpsc::channel::<()>();
         let path = path.to_owned();
-        let write = move || {
-            let mut source = FileSource { names, handle, next: 0, writer };
+        let body = move || {
             let mut result = Ok(());
             while result.is_ok() && stopped.recv_timeout(FILE_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                result = source.write_new();
+                result = write_new(&mut writer);
             }
-            report(&path, result.and_then(|()| source.write_new()).and_then(|()| source.finish()));
+            let result = result.and_then(|()| write_new(&mut writer)).and_then(|()| finish(writer));
+            if let Err(error) = result {
+                tracing::error!(?path, %error, "a trace or capture could not be written");
+            }
         };
-        let thread = std::thread::Builder::new().name("nicforge-trace".into()).spawn(write);
+        let thread = std::thread::Builder::new().name("nicforge-trace".into()).spawn(body);
         Ok(Self { stop: Some(stop), thread: Some(thread.context(|| "the trace's thread".into())?) })
     }
-}
 
-impl Drop for TraceFile {
-    fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
-            // Each call to the engine, and so the rest of the thread, has a time limit.
-            let _ = thread.join();
-        }
-    }
-}
-
-/// Logs that a trace could not be written.
-fn report(path: &PathBuf, result: std::io::Result<()>) {
-    if let Err(error) = result {
-        tracing::error!(?path, %error, "the trace could not be written");
-    }
-}
-
-/// The records that were not written yet, and the file for them.
-struct FileSource {
-    names: Names,
-    handle: EngineHandle,
-    next: u64,
-    writer: Writer<BufWriter<File>>,
-}
-
-impl FileSource {
-    /// Writes the new records. An engine that does not answer has none.
-    fn write_new(&mut self) -> std::io::Result<()> {
-        while let Ok(Some(batch)) = read(&self.handle, self.next) {
-            if batch.lost > 0 {
-                self.writer.note_lost(batch.lost)?;
-            }
-            for record in &batch.records {
-                self.writer.write(&self.names.entry(record))?;
-            }
-            self.next = batch.next;
-            if batch.records.len() < MAX_BATCH {
-                break;
-            }
-        }
-        Ok(())
+    /// Writes the records of a machine that keeps them to a new file. Its name says in which form.
+    pub(super) fn of_trace(path: &Path, names: Names, handle: EngineHandle) -> Result<Self, Failure> {
+        let file = create(path)?;
+        let writer = Writer::new(Format::of_file(path), BufWriter::new(file));
+        let mut next = 0;
+        let write_new = move |writer: &mut Writer<_>| write_records(writer, &names, &handle, &mut next);
+        Self::start(path, writer, write_new, |writer| writer.finish().map(drop))
     }
 
-    fn finish(self) -> std::io::Result<()> {
-        self.writer.finish().map(drop)
-    }
-}
+    /// Writes the packets of the capture with this number to a new file.
+    pub(super) fn of_capture(number: usize, path: &Path, handle: EngineHandle) -> Result<Self, Failure> {
+        let file = create(path)?;
+        let logged_path = path.to_owned();
+        // An answer of the engine that comes too late is read with the next one.
+        let (sender, taken) = mpsc::channel();
+        let (mut buffer, mut known_lost) = (Vec::with_capacity(CAPTURE_BYTES), 0);
 
-/// Writes the packets of captured ports to a file. Dropping it writes what has been captured until
-/// then.
-pub(super) struct CaptureFile {
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-/// Bytes of packets that wait to be written. Further packets are lost, and counted.
-const CAPTURE_BYTES: usize = 16 << 20;
-
-/// Lets a machine capture the ports of an option. The captures have the order of the options.
-///
-/// # Errors
-/// Returns a [`Failure`] of usage for a port that does not exist.
-pub(super) fn capture(machine: &mut Machine, option: &CaptureOption) -> Result<(), Failure> {
-    let capture = Capture::new(machine, &option.ports, CAPTURE_BYTES);
-    let capture = capture.map_err(|error| Failure::usage(error.to_string()))?;
-    Observer::change(machine, |observer| observer.captures.push(capture));
-    Ok(())
-}
-
-impl CaptureFile {
-    /// Starts to write the capture with this number to a new file.
-    pub(super) fn start(number: usize, path: &Path, handle: EngineHandle) -> Result<Self, Failure> {
-        let mut file = File::create(path).context(|| format!("the capture {}", path.display()))?;
-        let (stop, stopped) = mpsc::channel::<()>();
-        let path = path.to_owned();
-        let write = move || {
-            let mut result = Ok(0);
-            while result.is_ok() && stopped.recv_timeout(FILE_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                result = write_captured(&handle, number, &mut file);
+        let write_new = move |file: &mut File| {
+            let (empty, sender) = (std::mem::take(&mut buffer), sender.clone());
+            let command = move |control: &mut Control<'_>| {
+                let observer = control.machine().trace_sink::<Observer>();
+                if let Some(capture) = observer.and_then(|observer| observer.captures.get_mut(number)) {
+                    // Without a receiver, the server has ended.
+                    let _ = sender.send((capture.take(empty), capture.lost()));
+                }
+            };
+            if handle.send(command).is_err() {
+                return Ok(());
             }
-            match result.and_then(|_| write_captured(&handle, number, &mut file)) {
-                Ok(0) => {}
-                Ok(lost) => tracing::warn!(?path, lost, "packets came too fast for the capture"),
-                Err(error) => tracing::error!(?path, %error, "the capture could not be written"),
+
+            for (bytes, lost) in taken.recv_timeout(TIMEOUT).into_iter().chain(taken.try_iter()) {
+                file.write_all(&bytes)?;
+                buffer = bytes;
+                if lost > known_lost {
+                    tracing::warn!(path = ?logged_path, lost, "packets came too fast for the capture");
+                    known_lost = lost;
+                }
             }
+            Ok(())
         };
-        let thread = std::thread::Builder::new().name("nicforge-trace".into()).spawn(write);
-        Ok(Self { stop: Some(stop), thread: Some(thread.context(|| "the capture's thread".into())?) })
+        Self::start(path, file, write_new, |_| Ok(()))
     }
 }
 
-impl Drop for CaptureFile {
+impl Drop for FileThread {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
@@ -347,16 +322,33 @@ impl Drop for CaptureFile {
     }
 }
 
-/// Appends what a capture has to its file. Returns the number of packets that it has lost so far.
-/// An engine that does not answer has nothing.
-fn write_captured(handle: &EngineHandle, number: usize, file: &mut File) -> std::io::Result<u64> {
-    let empty = Vec::with_capacity(CAPTURE_BYTES);
-    let taken = handle.call(TIMEOUT, move |control| {
-        let observer = control.machine().trace_sink::<Observer>()?;
-        let capture = observer.captures.get_mut(number)?;
-        Some((capture.take(empty), capture.lost()))
-    });
-    let Ok(Some((bytes, lost))) = taken else { return Ok(0) };
-    file.write_all(&bytes)?;
-    Ok(lost)
+/// Creates the file of a trace or capture.
+fn create(path: &Path) -> Result<File, Failure> {
+    File::create(path).context(|| path.display().to_string())
+}
+
+/// Writes the records from number `next` on that there are now. Those that come meanwhile wait for
+/// the next call, so that a busy machine can't prevent the end. An engine that does not answer has
+/// none.
+fn write_records<W: Write>(
+    writer: &mut Writer<W>,
+    names: &Names,
+    handle: &EngineHandle,
+    next: &mut u64,
+) -> io::Result<()> {
+    let mut end = None;
+    while let Ok(Some(batch)) = read(handle, *next) {
+        if batch.lost > 0 {
+            writer.note_lost(batch.lost)?;
+        }
+        for record in &batch.records {
+            writer.write(&names.entry(record))?;
+        }
+
+        *next = batch.next;
+        if *next >= *end.get_or_insert(batch.end) {
+            break;
+        }
+    }
+    Ok(())
 }

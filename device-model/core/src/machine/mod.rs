@@ -224,6 +224,8 @@ impl Machine {
     /// Sends trace events to `sink`, or discards them if it is `None`. Packets are events of the
     /// links that are tapped: see [`Fabric::set_taps`]. Returns the former sink.
     pub fn set_trace(&mut self, sink: Option<Box<dyn TraceSink>>) -> Option<Box<dyn TraceSink>> {
+        // Packets that were tapped without a sink belong to no trace.
+        self.fabric.take_tapped(|_| ());
         std::mem::replace(&mut self.shared.trace, sink)
     }
 

@@ -64,17 +64,19 @@ fn a_message_takes_the_time_of_its_link_and_of_the_software_of_both_ends() {
     assert!((charged - bare - 3_000.0).abs() < 5.0, "{charged} ns, {bare} ns without software");
 }
 
-/// The trace of a run is a part of its result: it shows each message on the link, and a second run
-/// gives the same bytes.
+/// The trace of a run is a part of its result. It shows each message on the link, and a second run
+/// has the same bytes.
 #[test]
 fn two_runs_give_the_same_trace() {
     let folder = tempfile::tempdir().unwrap();
+    let machine = folder.path().join("pair.toml");
+    std::fs::write(&machine, PAIR).unwrap();
     for name in ["trace.txt", "trace.json"] {
         let run = |number: u32| {
             let file = folder.path().join(format!("{number}-{name}"));
-            let mut cluster = pair();
-            cluster.trace = Some(file.clone());
-            cluster.ping_pong(1, 8, 4).unwrap();
+            let [machine, trace] = [&machine, &file].map(|path| path.to_str().unwrap());
+            let output = nicforge_sim(&["run", machine, "--trace", trace, "--", "ping_pong", "1"]);
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
             std::fs::read_to_string(file).unwrap()
         };
         let traces = [1, 2].map(run);

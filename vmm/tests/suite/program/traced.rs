@@ -83,6 +83,51 @@ fn the_last_events_of_a_server_that_keeps_them_show_register_names() {
     assert!(writes.len() == 1 && writes[0]["kind"] == "write", "{writes:?}");
 }
 
+/// Of the events before the first error only as many are shown as were asked for.
+#[test]
+fn a_trace_since_an_error_begins_shortly_before_it() {
+    let server = Server::of_machine("proof.toml", &["--trace-ring", "1000"]);
+    misuse_fifo(&server);
+
+    let shown = trace(&server, &["--last", "1000", "--since-error", "1"]);
+    let lines: Vec<_> = shown.lines().collect();
+    assert!(lines[0].contains(" write ") && lines[0].contains("HOLD"), "{shown}");
+    assert!(lines[1].contains("! fifo0.user0") && lines[1].contains("refused PORT"), "{shown}");
+}
+
+#[test]
+fn a_trace_for_perfetto_is_a_whole_document() {
+    let server = Server::of_machine("proof.toml", &["--trace-ring", "1000"]);
+    misuse_fifo(&server);
+
+    let file = server.folder.path().join("trace.json");
+    assert_eq!(trace(&server, &["--last", "1000", "--perfetto", file.to_str().unwrap()]), "");
+    let document: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let events = document["traceEvents"].as_array().unwrap();
+    assert!(events.iter().any(|event| event["name"] == "write HOLD"), "{document}");
+}
+
+/// The end waits for the events until then, and not for those that a busy machine goes on to make.
+#[test]
+fn a_server_and_a_trace_of_it_end_while_a_program_makes_events() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("t.txt");
+    let mut server = Server::of_machine("proof.toml", &["--trace", file.to_str().unwrap()]);
+    let socket = server.socket("fifo0.user0");
+    let writer = std::thread::spawn(move || {
+        let device = Device::open_vfio_user(socket, OpenOptions::default()).unwrap();
+        let registers = device.bar(0).unwrap();
+        while registers.write32(REG_HOLD, 0).is_ok() {}
+    });
+
+    let shown = trace(&server, &["--for", "0.2", "--kind", "write"]);
+    assert!(shown.lines().count() > 10, "{shown}");
+    server.signal(Signal::SIGTERM);
+    assert_eq!(wait(&mut server.child), Some(0));
+    writer.join().unwrap();
+    assert!(std::fs::read_to_string(&file).unwrap().lines().count() > shown.lines().count());
+}
+
 #[test]
 fn a_live_trace_ends_on_ctrl_c_and_another_one_can_begin() {
     let server = Server::of_machine("proof.toml", &[]);

@@ -149,6 +149,16 @@ impl Unit {
             self.stop_for_memory(fifo, owner, head, fault);
             return None;
         }
+        context.trace(
+            Some(owner.attachment),
+            "descriptor",
+            &[
+                ("fifo", fifo.into()),
+                ("at", head),
+                ("payload", descriptor.pa_payload),
+                ("length", descriptor.message_length),
+            ],
+        );
 
         match Message::new(&descriptor, template, network, owner.is_system) {
             Ok(mut message) => {
